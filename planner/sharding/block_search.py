@@ -61,13 +61,14 @@ class BlockPoints(Mapping[Boundaries, tuple[InnerPoint, ...]]):
         """
         axes = len(self.block.setting.mesh.axes)
         pairs = [(a, a + 1) for a in range(axes - 1)] if axes > 2 else []
+        alike: dict[int, np.ndarray] = {}
         for tied in ((), *pairs, tuple(range(axes))):
-            keeps = functools.partial(_same_on, axes=tied) if tied else None
+            keeps = functools.partial(_same_on, alike, tied) if tied else None
             joint = _Joint.of(self.block, self._boundaries, keeps, tied)
-            if all(joint.problem.sizes) and joint.entries <= LIMIT:
+            if joint.is_small:
                 return joint
         joint = _Joint.of(self.block, self._boundaries, _uncut, uncut=True)
-        return joint if all(joint.problem.sizes) and joint.entries <= LIMIT else None
+        return joint if joint.is_small else None
 
     @functools.cached_property
     def unsolved(self) -> bool:
@@ -134,21 +135,38 @@ def _required(found: _Found | None) -> _Found:
     return found
 
 
-def _same_on(choice: Choice, axes: Sequence[int]) -> bool:
-    """Whether a choice is the same on some axes."""
+def _alike(choice: Choice) -> list[bool]:
+    """For each mesh axis but the last, whether a choice is the same on it and on the next."""
     rows: Sequence[Sequence[object]]
     if isinstance(choice, Strategy):
         rows = [choice.splits, *(layout for _, layout in (*choice.reads, *choice.writes))]
     else:
         rows = choice.layouts
-    return all(len({row[a] for a in axes}) <= 1 for row in rows)
+    return [all(row[a] == row[a + 1] for row in rows) for a in range(len(rows[0]) - 1)]
 
 
-def _uncut(choice: Choice) -> bool:
-    """Whether a choice cuts no operator and no activation; weights may have any resting layout."""
-    if isinstance(choice, Strategy):
-        return not any(choice.splits)
-    return isinstance(choice, WeightChoice) or all(part == REPLICATED for row in choice.layouts for part in row)
+def _same_on(known: dict[int, np.ndarray], axes: Sequence[int], choices: Sequence[Choice]) -> np.ndarray:
+    """Which choices are the same on some neighbouring axes, bool [choices].
+
+    Args:
+        known: by identity of choices, `_alike` of each.
+        axes: the axes, ascending.
+        choices: the choices of a variable.
+    """
+    if id(choices) not in known:
+        known[id(choices)] = np.asarray([_alike(choice) for choice in choices]).reshape(len(choices), -1)
+    return np.asarray(known[id(choices)][:, list(axes[:-1])].all(axis=1))
+
+
+def _uncut(choices: Sequence[Choice]) -> np.ndarray:
+    """Which choices cut no operator and no activation, bool [choices]; weights may have any resting layout."""
+
+    def uncut(choice: Choice) -> bool:
+        if isinstance(choice, Strategy):
+            return not any(choice.splits)
+        return isinstance(choice, WeightChoice) or all(part == REPLICATED for row in choice.layouts for part in row)
+
+    return np.asarray([uncut(choice) for choice in choices])
 
 
 @dataclass(frozen=True)
@@ -161,7 +179,6 @@ class _Joint:
         tied: axes on which only choices that are the same count.
         uncut: whether only choices that cut nothing count.
         ends: by variable of a boundary tensor, its choice under each boundary layout.
-        links: tables over two variables, those of boundary tensors over the boundary layouts.
         treatments: number of boundary layouts.
     """
 
@@ -170,14 +187,13 @@ class _Joint:
     tied: tuple[int, ...]
     uncut: bool
     ends: dict[int, np.ndarray]
-    links: tuple[Factor, ...]
     treatments: int
 
     @staticmethod
     def of(
         block: BlockProblem,
         boundaries: Sequence[Boundaries],
-        keeps: Callable[[Choice], bool] | None,
+        keeps: Callable[[Sequence[Choice]], np.ndarray] | None,
         tied: tuple[int, ...] = (),
         *,
         uncut: bool = False,
@@ -185,27 +201,31 @@ class _Joint:
         """The block with its boundary layout as one variable, and only the choices that `keeps` accepts (None: all)."""
         problem, ends = block.free, block.ends_under(boundaries)
         if keeps is not None:
-            which = {
-                id(choices): np.asarray([c for c, choice in enumerate(choices) if keeps(choice)], dtype=np.int64)
-                for choices in problem.choices
-            }
+            which = {id(choices): np.flatnonzero(keeps(choices)) for choices in problem.choices}
             free = [v for v in range(len(problem.names)) if v not in ends]
             problem = problem.restricted({v: which[id(problem.choices[v])] for v in free})
-        last = len(problem.names)
+        return _Joint(block, problem, tied, uncut, ends, len(boundaries))
 
-        def joined(link: Factor) -> Factor:
-            if ends.keys().isdisjoint(link.variables):
-                return link
-            table = link.table
-            for axis, v in enumerate(link.variables):
-                table = np.take(table, ends[v], axis=axis) if v in ends else table
-            return factor([last if v in ends else v for v in link.variables], table)
+    @functools.cached_property
+    def links(self) -> tuple[Factor, ...]:
+        """Tables over two variables, those of boundary tensors over the boundary layouts."""
+        return tuple(map(self._joined, self.problem.links))
 
-        return _Joint(block, problem, tied, uncut, ends, tuple(map(joined, problem.links)), len(boundaries))
+    def _joined(self, link: Factor) -> Factor:
+        if self.ends.keys().isdisjoint(link.variables):
+            return link
+        table = link.table
+        for axis, v in enumerate(link.variables):
+            table = np.take(table, self.ends[v], axis=axis) if v in self.ends else table
+        return factor([self._merged(v) for v in link.variables], table)
+
+    def _merged(self, v: int) -> int:
+        """The boundary layout in place of a boundary tensor."""
+        return self.count if v in self.ends else v
 
     def without_tables(self) -> _Joint:
         """The names and choices alone, which `decision` needs."""
-        return replace(self, problem=replace(self.problem, seconds=(), bytes=(), links=()), links=())
+        return replace(self, problem=self.problem.without_tables())
 
     @property
     def count(self) -> int:
@@ -221,9 +241,10 @@ class _Joint:
         return isinstance(self.problem.choices[v][0], WeightChoice)
 
     @property
-    def entries(self) -> int:
-        """Entries of the widest table that elimination with all prices needs."""
-        return len(PAIRS) * table_entries(self.sizes, self.links, (self.count,))
+    def is_small(self) -> bool:
+        """Whether all variables have choices, and no table of elimination with all prices is wider than `LIMIT`."""
+        linked = [sorted({self._merged(v) for v in pair}) for pair in self.problem.linked]
+        return all(self.problem.sizes) and len(PAIRS) * table_entries(self.sizes, linked, (self.count,)) <= LIMIT
 
     def fastest(self) -> Minima:
         """The fastest choices under each boundary layout."""

@@ -174,9 +174,16 @@ def _steps(sizes: tuple[int, ...], tables: Variables, keep: tuple[int, ...]) -> 
     return tuple(steps)
 
 
-def table_entries(sizes: Sequence[int], factors: Sequence[Factor], keep: Sequence[int] = ()) -> int:
-    """Entries of the widest table that elimination of all variables but `keep` makes, without making it."""
-    tables = tuple([own for f in factors if len(own := _narrowed(f).variables) > 1])
+def table_entries(sizes: Sequence[int], linked: Iterable[Sequence[int]], keep: Sequence[int] = ()) -> int:
+    """Entries of the widest table that elimination of all variables but `keep` makes, without making it.
+
+    Args:
+        sizes: choices of each variable.
+        linked: by table, its variables, ascending.
+        keep: the variables that stay.
+    """
+    narrowed = (tuple([v for v in variables if sizes[v] > 1]) for variables in linked)
+    tables = tuple([own for own in narrowed if len(own) > 1])
     return max((entries for _, entries, _ in _order(tuple(sizes), tables, tuple(keep))), default=1)
 
 

@@ -26,6 +26,7 @@ from planner.sharding.limits import allowed, layer_strategies
 from planner.sharding.mesh import AxisRole
 from planner.sharding.problem import (
     Choice,
+    CostTables,
     GraphFacts,
     Load,
     Setting,
@@ -34,7 +35,7 @@ from planner.sharding.problem import (
     weight_gathers,
 )
 from planner.sharding.reshard import ReshardTable, reshard_table
-from planner.sharding.resting import summed_along, tensor_choices, weight_choices
+from planner.sharding.resting import TensorChoice, WeightChoice, summed_along, tensor_choices, weight_choices
 from planner.sharding.strategies import Strategy, exchange_s, strategies
 
 MOST_CUTS = 2
@@ -120,12 +121,12 @@ _CARRIERS = ("Add", "Mul", "Cast", "Identity", "Dropout", "Gelu", "Transpose", "
 
 
 T = TypeVar("T")
-Columns = tuple[tuple[Choice, ...], np.ndarray, np.ndarray]
-"""Choices of a variable, with their seconds and their bytes."""
+Columns = tuple[np.ndarray, np.ndarray]
+"""Seconds and bytes of the choices of a variable."""
 
 
 class _Builder:
-    """Collects the variables and tables of a problem."""
+    """Collects the variables of a problem, and what makes its tables."""
 
     def __init__(self, setting: Setting, facts: GraphFacts) -> None:
         self.setting, self.graph, self.mesh = setting, setting.graph, setting.mesh
@@ -136,9 +137,9 @@ class _Builder:
         self.experts = self._experts() if AxisRole.EXPERT in setting.options.roles else {}
         self.names: list[str] = []
         self.choices: list[tuple[Choice, ...]] = []
-        self.seconds: list[np.ndarray] = []
-        self.bytes: list[np.ndarray] = []
-        self.links: list[Factor] = []
+        self.columns: list[Callable[[], Columns]] = []
+        self.linked: list[tuple[int, int]] = []
+        self.links: list[Callable[[], Factor]] = []
         self.index: dict[str, int] = {}
         self._made: dict[Hashable, Any] = {}
 
@@ -164,13 +165,17 @@ class _Builder:
             self._made[key] = make()
         return cast("T", self._made[key])
 
-    def add(self, name: str, choices: tuple[Choice, ...], seconds: np.ndarray, kept: np.ndarray) -> int:
+    def add(self, name: str, choices: tuple[Choice, ...], columns: Callable[[], Columns]) -> int:
         self.index[name] = len(self.names)
         self.names.append(name)
         self.choices.append(choices)
-        self.seconds.append(seconds)
-        self.bytes.append(kept)
+        self.columns.append(columns)
         return self.index[name]
+
+    def tables(self) -> CostTables:
+        columns = [make() for make in self.columns]
+        links = tuple([make() for make in self.links])
+        return CostTables(tuple([seconds for seconds, _ in columns]), tuple([kept for _, kept in columns]), links)
 
     def table(self, tensor: Tensor) -> ReshardTable:
         return reshard_table(
@@ -189,14 +194,16 @@ class _Builder:
         if name not in self.index:
             kind, carries = self.kind_of(tensor), name in self.carrying
             if tensor.kind is TensorKind.PARAMETER:
-                expert = self.experts.get(name, -1)
-                columns = self.once(("weight", kind, carries, expert), lambda: self._weight(tensor, carries))
+                key: Hashable = ("weight", kind, carries, self.experts.get(name, -1))
+                weights = self.once(key, lambda: self._weight_choices(tensor, carries))
+                self.add(name, weights, lambda: self.once(("costs", key), lambda: self._weight(tensor, weights)))
             else:
                 kept, ends = self.kept.get(name, 0), self.ends(tensor)
-                columns = self.once(
-                    ("tensor", kind, carries, kept, ends), lambda: self._tensor(tensor, carries, kept, ends)
+                key = ("tensor", kind, carries, ends)
+                rests = self.once(key, lambda: self._tensor_choices(tensor, carries, ends))
+                self.add(
+                    name, rests, lambda: self.once(("costs", key, kept), lambda: self._tensor(tensor, rests, kept))
                 )
-            self.add(name, *columns)
         return self.index[name]
 
     def kind_of(self, tensor: Tensor) -> Hashable:
@@ -212,35 +219,39 @@ class _Builder:
         readers = set(self.graph.consumers.get(tensor.name, ())) & self.members
         return not readers and tensor.elements > 1
 
-    def _tensor(self, tensor: Tensor, carries: bool, kept: float, ends: bool) -> Columns:
+    def _tensor_choices(self, tensor: Tensor, carries: bool, ends: bool) -> tuple[TensorChoice, ...]:
         sizes, padded = self.mesh.sizes, self.setting.options.padded
         choices = tensor_choices(tensor.shape, sizes, self.tags_of(tensor.name), gradient=carries, padded=padded)
-        if ends:
-            choices = tuple(c for c in choices if PARTIAL not in c.value)
+        return tuple([c for c in choices if PARTIAL not in c.value]) if ends else choices
+
+    def _tensor(self, tensor: Tensor, choices: tuple[TensorChoice, ...], kept: float) -> Columns:
         table = self.table(tensor)
         held = kept / max(1, tensor.elements) * table.elements[[table.index[c.value] for c in choices]]
-        return choices, np.zeros(len(choices)), held
+        return np.zeros(len(choices)), held
 
-    def _weight(self, tensor: Tensor, trained: bool) -> Columns:
-        padded, states = self.setting.options.padded, self.setting.sharded_states
-        state, sizes, table = self.setting.state_of(tensor), self.mesh.sizes, self.table(tensor)
-        tags, options = self.tags_of(tensor.name), self.setting.options
+    def _weight_choices(self, tensor: Tensor, trained: bool) -> tuple[WeightChoice, ...]:
+        options, sizes = self.setting.options, self.mesh.sizes
         choices = weight_choices(
-            tensor.shape, sizes, tags, trained=trained, sharded_states=states, padded=padded, roles=options.roles,
+            tensor.shape, sizes, self.tags_of(tensor.name), trained=trained, padded=options.padded,
+            sharded_states=self.setting.sharded_states, roles=options.roles,
             expert_dim=self.experts.get(tensor.name, -1),
         )  # fmt: skip
         if not choices:
             hint = "use as many ranks of experts as divide them"
             raise InfeasibleError(f"{tensor.name} cannot be dealt to {sizes} ranks", where=tensor.name, hint=hint)
+        return choices
+
+    def _weight(self, tensor: Tensor, choices: tuple[WeightChoice, ...]) -> Columns:
+        state, table = self.setting.state_of(tensor), self.table(tensor)
         rests = [(table.index[c.weight], table.index[c.gradient], table.index[c.optimizer]) for c in choices]
         weights, gradients, optimizers = np.asarray(rests).T
-        summed = [table.index[summed_along(c.gradient, options.dealing)] for c in choices]
+        summed = [table.index[summed_along(c.gradient, self.setting.options.dealing)] for c in choices]
         held = table.elements[weights] * state.weight
         update = np.zeros(len(choices))
-        if trained:
+        if tensor.name in self.carrying:
             held = held + (table.elements[gradients] * state.gradient + table.elements[optimizers] * state.optimizer)
             update = table.seconds[summed, optimizers] + table.seconds[optimizers, weights]
-        return choices, update / self.setting.micro_batches, held
+        return update / self.setting.micro_batches, held
 
     @functools.cached_property
     def weight_elements(self) -> int:
@@ -261,17 +272,10 @@ class _Builder:
     def operator(self, i: int) -> None:
         """Add the variable of a node, and links to all tensors that it reads and writes."""
         node = self.graph.nodes[i]
-        trains = any(n in self.carrying for n in node.inputs)
-        extra = sum(s.byte_count for s in self.saved[i] if s.storage not in self.graph.tensors)
         tags = tuple(self.tags_of(n) for n in (*node.inputs, *node.outputs))
         kind = (int(self.calls[i]), tags, self.forbids[i])
-        choices, loads, distinct = self.once(("strategies", kind), lambda: self._strategies(i))
-        work = tuple(self.setting.rank_s(i, load) for load in distinct)
-        key = ("operator", kind, work, trains, extra, node.repeat)
-        columns = self.once(
-            key, lambda: self._operator(i, choices, loads, dict(zip(distinct, work, strict=True)), trains, extra)
-        )
-        op_var = self.add(f"op:{node.key}", *columns)
+        choices, loads = self.once(("strategies", kind), lambda: self._strategies(i))
+        op_var = self.add(f"op:{node.key}", choices, lambda: self._operator(i, kind, choices, loads))
         for p, name in enumerate(node.inputs):
             tensor_var = self.resting(name) if name else None
             if tensor_var is not None:
@@ -284,8 +288,8 @@ class _Builder:
             if tensor_var is not None:
                 self._link(op_var, tensor_var, name, p, written=True)
 
-    def _strategies(self, i: int) -> tuple[tuple[Strategy, ...], tuple[Load, ...], tuple[Load, ...]]:
-        """The allowed strategies of a node, what each leaves a rank to do, and the different ones of these."""
+    def _strategies(self, i: int) -> tuple[tuple[Strategy, ...], tuple[Load, ...]]:
+        """The allowed strategies of a node, and what each leaves a rank to do."""
         node, options = self.graph.nodes[i], self.setting.options
         call = OpCall.of(self.graph, node)
         blocks = tuple(sorted({p.blocks for n in (*node.inputs, *node.outputs) for p in self.tags.get(n, ())}))
@@ -298,14 +302,12 @@ class _Builder:
             why = "all ways to run the operator are forbidden" if self.forbids[i] else "the operator cannot be cut"
             hint = "forbid less, or let axes repeat work"
             raise InfeasibleError(why, where=node.name or node.key, hint=hint)
-        loads = tuple([self.setting.load(i, s) for s in legal])
-        return legal, loads, tuple(dict.fromkeys(loads))
+        return legal, tuple([self.setting.load(i, s) for s in legal])
 
-    def _operator(
-        self, i: int, legal: tuple[Strategy, ...], loads: tuple[Load, ...],
-        work: Mapping[Load, tuple[float, float]], trains: bool, extra: float,
-    ) -> Columns:  # fmt: skip
-        repeat = self.graph.nodes[i].repeat
+    def _operator(self, i: int, kind: Hashable, legal: tuple[Strategy, ...], loads: tuple[Load, ...]) -> Columns:
+        repeat, trains = self.graph.nodes[i].repeat, any(n in self.carrying for n in self.graph.nodes[i].inputs)
+        extra = sum(s.byte_count for s in self.saved[i] if s.storage not in self.graph.tensors)
+        work = {load: self.setting.rank_s(i, load) for load in dict.fromkeys(loads)}
 
         def spent_s(strategy: Strategy, load: Load) -> float:
             work_s = work[load]
@@ -315,8 +317,11 @@ class _Builder:
                 total += repeat * exchange_s(self.mesh, strategy, backward=backward, beside_s=beside_s)
             return total
 
-        seconds = np.asarray([spent_s(s, load) for s, load in zip(legal, loads, strict=True)])
-        return legal, seconds, np.asarray([s.share * extra for s in legal])
+        def make() -> Columns:
+            seconds = np.asarray([spent_s(s, load) for s, load in zip(legal, loads, strict=True)])
+            return seconds, np.asarray([s.share * extra for s in legal])
+
+        return self.once(("operator", kind, tuple(work.values()), trains, extra, repeat), make)
 
     def _parts(self, op_var: int, p: int, tensor: Tensor, *, written: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """By strategy, the index in the tensor's table of the layouts of value and gradient of an operand or result."""
@@ -346,7 +351,7 @@ class _Builder:
     def _link(
         self, op_var: int, tensor_var: int, name: str, p: int, *, written: bool, times: float = 1.0, repeat: int = 1
     ) -> None:
-        """Add a table over an operator and one of its tensors, lower variable first; equal tables share an array.
+        """Add a link of an operator and one of its tensors, lower variable first.
 
         Args:
             op_var: variable of the operator.
@@ -357,6 +362,14 @@ class _Builder:
             times: changes of layout of the value for each one of the gradient.
             repeat: runs of the operator.
         """
+        self.linked.append((min(op_var, tensor_var), max(op_var, tensor_var)))
+        make = functools.partial(self._table, op_var, tensor_var, name, p, written=written, times=times, repeat=repeat)
+        self.links.append(make)
+
+    def _table(
+        self, op_var: int, tensor_var: int, name: str, p: int, *, written: bool, times: float, repeat: int
+    ) -> Factor:
+        """The table of a link; equal tables share an array."""
         tensor, carries = self.graph.tensors[name], name in self.carrying
         parts = self._parts(op_var, p, tensor, written=written)
 
@@ -384,10 +397,9 @@ class _Builder:
             repeat,
         )
         if op_var < tensor_var:
-            self.links.append(Factor((op_var, tensor_var), self.once((*key, written), make)))
-        else:
-            turned = self.once(("turned", *key, written), lambda: np.ascontiguousarray(make().T))
-            self.links.append(Factor((tensor_var, op_var), turned))
+            return Factor((op_var, tensor_var), self.once((*key, written), make))
+        turned = self.once(("turned", *key, written), lambda: np.ascontiguousarray(make().T))
+        return Factor((tensor_var, op_var), turned)
 
 
 def formulate(setting: Setting, facts: GraphFacts | None = None) -> ShardingProblem:
@@ -405,11 +417,5 @@ def formulate(setting: Setting, facts: GraphFacts | None = None) -> ShardingProb
     builder = _Builder(setting, facts or GraphFacts.of(setting))
     for i in setting.members:
         builder.operator(i)
-    return ShardingProblem(
-        setting,
-        tuple(builder.names),
-        tuple(builder.choices),
-        tuple(builder.seconds),
-        tuple(builder.bytes),
-        tuple(builder.links),
-    )
+    names, choices, linked = tuple(builder.names), tuple(builder.choices), tuple(builder.linked)
+    return ShardingProblem(setting, names, choices, linked, builder.tables)

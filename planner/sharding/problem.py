@@ -14,7 +14,8 @@ layout of the operator again in the backward pass.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
@@ -149,29 +150,65 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class ShardingProblem:
-    """The choices of each variable, and their costs as tables.
+class CostTables:
+    """The costs of a sharding problem.
 
     Attributes:
-        setting: the sharding task.
-        names: names of the variables: `op:` and the key of a node, or the name of a tensor.
-        choices: by variable.
         seconds: by variable, float64 [choices] of its own time.
         bytes: by variable, float64 [choices] of memory that a rank keeps.
         links: tables of seconds over two variables.
     """
 
+    seconds: tuple[np.ndarray, ...] = ()
+    bytes: tuple[np.ndarray, ...] = ()
+    links: tuple[Factor, ...] = ()
+
+
+@dataclass(frozen=True)
+class ShardingProblem:
+    """The choices of each variable, and their costs as tables, which are made when one is asked for.
+
+    Attributes:
+        setting: the sharding task.
+        names: names of the variables: `op:` and the key of a node, or the name of a tensor.
+        choices: by variable.
+        linked: the two variables of each link, ascending.
+        make: makes the tables.
+    """
+
     setting: Setting
     names: tuple[str, ...]
     choices: tuple[tuple[Choice, ...], ...]
-    seconds: tuple[np.ndarray, ...]
-    bytes: tuple[np.ndarray, ...]
-    links: tuple[Factor, ...]
+    linked: tuple[tuple[int, int], ...]
+    make: Callable[[], CostTables]
+
+    @functools.cached_property
+    def _tables(self) -> CostTables:
+        return self.make()
+
+    @property
+    def seconds(self) -> tuple[np.ndarray, ...]:
+        """By variable, float64 [choices] of its own time."""
+        return self._tables.seconds
+
+    @property
+    def bytes(self) -> tuple[np.ndarray, ...]:
+        """By variable, float64 [choices] of memory that a rank keeps."""
+        return self._tables.bytes
+
+    @property
+    def links(self) -> tuple[Factor, ...]:
+        """Tables of seconds over two variables, in the order of `linked`."""
+        return self._tables.links
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """Number of choices of each variable."""
         return tuple(map(len, self.choices))
+
+    def without_tables(self) -> ShardingProblem:
+        """The names and choices alone, which `decision` needs."""
+        return replace(self, linked=(), make=CostTables)
 
     def restricted(self, keep: Mapping[int, np.ndarray]) -> ShardingProblem:
         """The problem with only some choices of some variables.
@@ -189,15 +226,12 @@ class ShardingProblem:
                 table = np.take(table, keep[v], axis=at) if v in keep else table
             return Factor(f.variables, table)
 
-        return replace(
-            self,
-            choices=tuple(
-                tuple(c[i] for i in keep[v].tolist()) if v in keep else c for v, c in enumerate(self.choices)
-            ),
-            seconds=part(self.seconds),
-            bytes=part(self.bytes),
-            links=tuple(f if keep.keys().isdisjoint(f.variables) else cut(f) for f in self.links),
-        )
+        def tables() -> CostTables:
+            links = (f if keep.keys().isdisjoint(f.variables) else cut(f) for f in self.links)
+            return CostTables(part(self.seconds), part(self.bytes), tuple(links))
+
+        choices = (tuple([c[i] for i in keep[v].tolist()]) if v in keep else c for v, c in enumerate(self.choices))
+        return replace(self, choices=tuple(choices), make=tables)
 
     def factors(self, price_s_per_byte: float = 0.0) -> list[Factor]:
         """All costs as tables; memory counts at a price in seconds a byte."""

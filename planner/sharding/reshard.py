@@ -34,6 +34,9 @@ from planner.sharding.layout import (
 )
 from planner.sharding.mesh import Mesh
 
+_ROUNDING = 1e-15
+"""Fraction by which a sequence of steps must be quicker than another to count as quicker."""
+
 
 @dataclass(frozen=True, slots=True)
 class ReshardStep:
@@ -111,7 +114,7 @@ def _joint_moves(
                 yield Collective.SEND, (min(a, b), max(a, b)), after
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Skeleton:
     """Data that tables of the same layouts share, for tensors of any shape.
 
@@ -146,6 +149,23 @@ def _skeleton(all_layouts: tuple[TensorLayout, ...], sizes: tuple[int, ...]) -> 
     return _Skeleton(index, tuple(cuts), tuple(moves))
 
 
+@dataclass(frozen=True, eq=False)
+class _Changes:
+    """Fastest changes between layouts, from row to column; see `ReshardTable`.
+
+    Attributes:
+        seconds: float64 [layouts, layouts].
+        sent_bytes: float64 [layouts, layouts].
+        direct: int64 [layouts, layouts], number of the direct step among the skeleton's moves.
+        following: int64 [layouts, layouts], the layout after the first step.
+    """
+
+    seconds: np.ndarray
+    sent_bytes: np.ndarray
+    direct: np.ndarray
+    following: np.ndarray
+
+
 class ReshardTable:
     """Fastest changes between all layouts of one shape on one mesh.
 
@@ -167,15 +187,9 @@ class ReshardTable:
         self.layouts = tuple(all_layouts)
         self._skeleton = _skeleton(self.layouts, mesh.sizes)
         self.index = self._skeleton.index
-        count = len(self.layouts)
         self.elements = self._sizes()
-        self._direct = np.zeros((count, count), dtype=np.int64)
-        self.seconds = np.full((count, count), math.inf)
-        self.sent_bytes = np.zeros((count, count))
-        self._next = np.tile(np.arange(count), (count, 1))
-        np.fill_diagonal(self.seconds, 0.0)
-        self._fill()
-        self._close()
+        self._changes = _changes(mesh, self._skeleton, item_bytes, tuple(self.elements.tolist()))
+        self.seconds, self.sent_bytes = self._changes.seconds, self._changes.sent_bytes
 
     def position(self, layout: TensorLayout) -> int:
         """Index of a layout.
@@ -204,8 +218,8 @@ class ReshardTable:
             )
         result = []
         while i != j:
-            k = int(self._next[i, j])
-            kind, axes = self._skeleton.moves[self._direct[i, k]][:2]
+            k = int(self._changes.following[i, j])
+            kind, axes = self._skeleton.moves[self._changes.direct[i, k]][:2]
             result.append(self._step(kind, axes, i, k))
             i = k
         return tuple(result)
@@ -217,43 +231,56 @@ class ReshardTable:
             left[rows, dims] = -(-left[rows, dims] // ranks)
         return np.asarray(left.prod(axis=1, dtype=np.int64))
 
-    def _payload(self, kind: Collective | None, axes: tuple[int, ...], i: np.ndarray, k: np.ndarray) -> np.ndarray:
-        """Bytes that a rank contributes to steps; under uneven cuts those of the largest piece, padding included."""
-        before, after = self.elements[i], self.elements[k]
-        if kind is Collective.ALL_GATHER:
-            return np.asarray(self.item_bytes * after)
-        if kind is Collective.REDUCE_SCATTER:
-            return np.asarray(self.item_bytes * after * self.mesh.ranks_along(axes))
-        return np.asarray(self.item_bytes * (np.maximum(before, after) if kind is Collective.ALL_TO_ALL else before))
-
     def _step(self, kind: Collective | None, axes: tuple[int, ...], i: int, k: int) -> ReshardStep:
-        payload = 0.0 if kind is None else float(self._payload(kind, axes, np.asarray(i), np.asarray(k)))
+        payload = 0.0
+        if kind is not None:
+            held = self.item_bytes * self.elements[[i, k]]
+            payload = float(_payload(kind, self.mesh.ranks_along(axes), held[0], held[1]))
         costs = payload, float(self.sent_bytes[i, k]), float(self.seconds[i, k])
         return ReshardStep(kind, axes, self.layouts[i], self.layouts[k], *costs)
 
-    def _fill(self) -> None:
-        """Fill in the direct steps; those of equal collective and axes are priced together."""
-        for number, (kind, axes, rows, columns) in enumerate(self._skeleton.moves):
-            seconds = sent = np.zeros(len(rows))
-            if kind is not None:
-                payload = self._payload(kind, axes, rows, columns)
-                seconds = self.mesh.seconds(kind, axes, payload)
-                sent = moved_bytes(kind, payload, self.mesh.ranks_along(axes))
-            better = seconds < self.seconds[rows, columns]
-            at = rows[better], columns[better]
-            self.seconds[at], self.sent_bytes[at] = seconds[better], sent[better]
-            self._direct[at] = number
 
-    def _close(self) -> None:
-        """All-pairs shortest paths by Floyd and Warshall, a row and a column at a time: O(layouts ** 3) in numpy."""
-        for k in range(len(self.layouts)):
-            through = self.seconds[:, k, None] + self.seconds[None, k, :]
-            better = through < self.seconds - 1e-15 * np.abs(np.where(np.isfinite(through), through, 0.0))
-            if better.any():
-                self.seconds = np.where(better, through, self.seconds)
-                sent = self.sent_bytes[:, k, None] + self.sent_bytes[None, k, :]
-                self.sent_bytes = np.where(better, sent, self.sent_bytes)
-                self._next = np.where(better, self._next[:, k, None], self._next)
+def _payload(kind: Collective, ranks: int, before: np.ndarray, after: np.ndarray) -> np.ndarray:
+    """Bytes that a rank contributes to steps, by the bytes it holds; under uneven cuts those of the largest piece."""
+    if kind is Collective.ALL_GATHER:
+        return after
+    if kind is Collective.REDUCE_SCATTER:
+        return np.asarray(after * ranks)
+    return np.maximum(before, after) if kind is Collective.ALL_TO_ALL else before
+
+
+@functools.lru_cache(maxsize=4096)
+def _changes(mesh: Mesh, skeleton: _Skeleton, item_bytes: float, elements: tuple[int, ...]) -> _Changes:
+    """The fastest changes between layouts with so many elements a rank, the same for all shapes with these."""
+    count, held = len(elements), item_bytes * np.asarray(elements)
+    direct, following = np.zeros((count, count), dtype=np.int64), np.tile(np.arange(count), (count, 1))
+    changes = _Changes(np.full((count, count), math.inf), np.zeros((count, count)), direct, following)
+    np.fill_diagonal(changes.seconds, 0.0)
+    for number, (kind, axes, rows, columns) in enumerate(skeleton.moves):  # steps of a kind are priced together
+        seconds = sent = np.zeros(len(rows))
+        if kind is not None:
+            ranks = mesh.ranks_along(axes)
+            payload = _payload(kind, ranks, held[rows], held[columns])
+            seconds, sent = mesh.seconds(kind, axes, payload), moved_bytes(kind, payload, ranks)
+        better = seconds < changes.seconds[rows, columns]
+        at = rows[better], columns[better]
+        changes.seconds[at], changes.sent_bytes[at], changes.direct[at] = seconds[better], sent[better], number
+    _join(changes)
+    return changes
+
+
+def _join(changes: _Changes) -> None:
+    """All-pairs shortest paths by Floyd and Warshall, a row and a column at a time: O(layouts ** 3) in numpy."""
+    seconds, sent, following = changes.seconds, changes.sent_bytes, changes.following
+    limit_s, count = seconds * (1 - _ROUNDING), len(seconds)
+    through, shorter = np.empty_like(seconds), np.empty(seconds.shape, dtype=bool)
+    for k in range(count):
+        np.less(np.add(seconds[:, k, None], seconds[k], out=through), limit_s, out=shorter)
+        i, j = np.divmod(np.flatnonzero(shorter), count)
+        seconds[i, j] = through[i, j]
+        limit_s[i, j] = seconds[i, j] * (1 - _ROUNDING)
+        sent[i, j] = sent[i, k] + sent[k, j]
+        following[i, j] = following[i, k]
 
 
 @functools.lru_cache(maxsize=4096)

@@ -67,8 +67,8 @@ class NewStage:
     """A stage that is put before suffixes, one per label; arrays broadcast against each other.
 
     Attributes:
-        replicas: number of replicas.
-        turns: micro-batches of each replica.
+        replicas: number of replicas, one for all or by option.
+        turns: micro-batches of each replica, likewise.
         first: True if it is the first stage of the pipeline.
         forward_s, backward_s: one micro-batch, with the transfer in and the transfer back.
         work_s: one micro-batch; at least the sum of both, which may count transfers over different links.
@@ -181,8 +181,6 @@ class ClosedForm:
 
     def slowest_s(self, stage: NewStage, before: Prefix) -> np.ndarray:
         """Largest (m_i - 1) t_i, as if no stage began late."""
-        if stage.turns == 1:
-            return np.asarray(np.broadcast_to(before.slowest_s, stage.work_s.shape))
         return np.asarray(np.maximum(before.slowest_s, (stage.turns - 1) * stage.work_s))
 
     def total_s(self, delay_s: np.ndarray, slowest_s: np.ndarray) -> np.ndarray:

@@ -84,7 +84,7 @@ def relax(problem: StageProblem, prices: StagePrices, objective: Objective, cuto
     limits = band(problem, prices, objective, cutoff_s)
     stops = longest(problem, prices, objective, cutoff_s)
     pruning = _Pruning(objective, limits, most_passing(problem.replicas, problem.passing, width), stops, cutoff_s)
-    options_by_replicas = [np.flatnonzero(problem.replicas == count) for count in np.unique(problem.replicas)]
+    by_replicas = [np.flatnonzero(problem.replicas == count) for count in np.unique(problem.replicas)]
     most_stages, fewest_stages = problem.max_stages or n, np.full(n + 1, n)
     fewest_stages[0] = 0
     for i in range(n):
@@ -93,7 +93,8 @@ def relax(problem: StageProblem, prices: StagePrices, objective: Objective, cuto
         if len(live) and fewest_stages[i] < most_stages:
             nearest = i + 1 if fewest_stages[i] + 1 < most_stages else n
             np.minimum(fewest_stages[nearest:], fewest_stages[i] + 1, out=fewest_stages[nearest:])
-            for options in options_by_replicas:
+            size = len(problem.replicas) * (live[-1] - live[0] + 1) * (stops[:, i].max() + 1 - nearest)
+            for options in (np.arange(len(problem.replicas)),) if size <= _SMALL else by_replicas:
                 _extend(problem, prices, parts, pruning, (i, nearest), options, live)
     return Relaxation(objective, parts.path_s, parts.delay_s, parts.slowest_s)
 
@@ -129,6 +130,10 @@ def most_passing(replicas: np.ndarray, passing: np.ndarray, devices: int) -> np.
     return most
 
 
+_SMALL = 16384
+"""Entries of the tables of all options up to which these are extended at once instead of by number of replicas."""
+
+
 @dataclass(frozen=True, eq=False)
 class _Pruning:
     """Limits that prune stages of the relaxation.
@@ -157,17 +162,22 @@ def _extend(
     options: np.ndarray,
     live: np.ndarray,
 ) -> None:
-    """Extend the bounds by all stages that begin with block i, for options with the same number of replicas.
+    """Extend the bounds by all stages that begin with block i, for some options.
 
     `ends` is i and the nearest end (exclusive) that a stage may have. Arrays have shape [options, places, stops].
     """
     i, nearest = ends
-    r, width, stop = int(problem.replicas[options[0]]), problem.slice_devices, int(pruning.stops[options, i].max())
-    low, high = int(live[0]), min(int(live[-1]), width - r)
-    if stop < nearest or high < low:
+    low, width = int(live[0]), problem.slice_devices
+    options = options[problem.replicas[options] <= width - low]
+    stop = int(pruning.stops[options, i].max(initial=0))
+    if stop < nearest:
         return
-    at, o = np.arange(low, high + 1), options[:, None]
-    later = np.minimum(width - at - r, problem.in_flight.shape[1] - 1)
+    r = problem.replicas[options]
+    high = min(int(live[-1]), width - int(r.min()))
+    starts, o = np.arange(low, high + 1), options[:, None]
+    at = np.minimum(starts, width - r[:, None])  # those that do not fit are ruled out below
+    most = pruning.passing[at + r[:, None]]
+    later = np.minimum(width - at - r[:, None], problem.in_flight.shape[1] - 1)
     forward, work, end = prices.choose(
         problem.place[o, at], i, slice(nearest - 1, stop), problem.in_flight[o, later][..., None]
     )
@@ -178,14 +188,14 @@ def _extend(
     places = slice(low, high + 1)
     before = Prefix(*(part[i, places][:, None] for part in (parts.path_s, parts.delay_s, parts.slowest_s)))
     later_s = (prices.least_s[-1] - prices.least_s[nearest : stop + 1])[None, :]
-    most = pruning.passing[at + r]
-    fits = np.isfinite(work)
+    fits = np.isfinite(work + transfer)
+    work, transfer = np.where(fits, work, 0.0), np.where(fits, transfer, 0.0)
     stage = NewStage(
         replicas=r,
-        turns=problem.micro_batches // r,
+        turns=problem.micro_batches // r[:, None, None],
         first=i == 0,
         forward_s=forward + receive,
-        backward_s=np.where(fits, work, 0.0) - forward + back,
+        backward_s=work - forward + back,
         work_s=work + transfer,
         end_s=end,
         later_s=later_s,
@@ -195,15 +205,17 @@ def _extend(
     delay = np.maximum(before.delay_s, before.path_s + end) + stage.work_s
     slowest = pruning.objective.slowest_s(stage, before)
     beaten = pruning.objective.total_s(delay + later_s, slowest) >= pruning.cutoff_s
-    beaten |= ~fits | ((at + r)[:, None] > pruning.limits.last[nearest : stop + 1])
+    beaten |= ~fits | ((starts + r[:, None])[..., None] > np.minimum(pruning.limits.last[nearest : stop + 1], width))
     beaten |= np.arange(nearest, stop + 1) > pruning.stops[options, i][:, None, None]
-    targets = (slice(nearest, stop + 1), slice(low + r, high + r + 1))
-    for old, new in (
-        (parts.path_s, before.path_s + stage.forward_s),
-        (parts.delay_s, delay),
-        (parts.slowest_s, slowest),
-    ):
-        np.minimum(old[targets], np.where(beaten, np.inf, new).min(axis=0).T, out=old[targets])
+    if beaten.all():
+        return
+    path = before.path_s + stage.forward_s
+    for old, new in ((parts.path_s, path), (parts.delay_s, delay), (parts.slowest_s, slowest)):
+        least = np.where(beaten, np.inf, new)
+        for count in np.unique(r).tolist():
+            room = max(0, min(high, width - count) - low + 1)
+            target = old[nearest : stop + 1, low + count : low + count + room]
+            np.minimum(target, least[r == count, :room].min(axis=0).T, out=target)
 
 
 _ROUNDING = 1e-9

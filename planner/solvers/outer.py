@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -124,6 +124,7 @@ class _Search:
         self._searched_job = self._closed_form_job
         self._costs_for, self._cluster, self._job, self._progress = costs_for, cluster, job, progress
         self._shardings = shardings
+        self._closest: Callable[[Floors], Floors] = tuple if shardings is None else shardings.closest
         self._costs_by_size: dict[int, dict[int, BlockCosts]] = {}
         self._formulator = Formulator(cluster, job)
         self._account = Account()
@@ -185,7 +186,7 @@ class _Search:
             first = []
         refine = self._refine if self._thorough else self._refine_within_effort
         setting = self._formulator, self._cluster, self._closed_form_job
-        frontier = Frontier(*setting, LongestChain(), single_device, floors, refine, first, self._least)
+        frontier = Frontier(*setting, LongestChain(), single_device, self._closest(floors), refine, first, self._least)
         self._search_by_critical_path(frontier, any_plan=any_plan)
 
     def _search_shapes(self, single_device: Sequence[BlockCosts], floors: Floors, *, any_plan: bool) -> None:
@@ -204,7 +205,7 @@ class _Search:
             if not waiting and self._shapes.estimate_s(filter(None, groups)) >= self._candidates.best_s:
                 return
         self._searched_job = self._job
-        thorough = self._thorough and bool(closed_form_schedules)
+        thorough, floors = self._thorough and bool(closed_form_schedules), self._closest(floors)
         self._shapes.run(single_device, floors, any_plan=any_plan, thorough=thorough, report=self._report)
 
     def _nothing_fits(self, priced: list[BlockCosts]) -> InfeasibleError:
@@ -326,7 +327,7 @@ class _Search:
     ) -> None:
         """Find the fastest decisions by the closed form, so many of a problem, and simulate the best of them."""
         setting = self._formulator, self._cluster, self._closed_form_job
-        frontier = Frontier(*setting, ClosedForm(), single_device, floors, self._refine, first)
+        frontier = Frontier(*setting, ClosedForm(), single_device, self._closest(floors), self._refine, first)
         while not (any_plan and self._candidates):
             group = frontier.pop(self._candidates.best_form_s)
             if not isinstance(group, ProblemGroup):

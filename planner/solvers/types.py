@@ -64,6 +64,9 @@ class Shardings(Protocol):
     def floors(self, micro_batch: int) -> Floors:
         """One floor per mesh with its key."""
 
+    def closest(self, floors: Floors) -> Floors:
+        """Floors of meshes, with closer ones in place of those whose family was refined before."""
+
     def even_split(self, micro_batch: int) -> Sequence[BlockCosts]:
         """Shardings for a first plan, each with the others that stages can mix with it."""
 

@@ -44,6 +44,7 @@ from planner.space.repeats import EvenRepeats, KeptStorages, RepeatedModules, Re
 from planner.space.sharded import (
     Sharded,
     Training,
+    least_costs,
     on_all_types,
     sharded_block_costs,
     sharded_repeats,
@@ -59,9 +60,6 @@ T = TypeVar("T")
 
 FloorKey = tuple[Any, ...]
 """A mesh, or a mesh and the layout of the tensors between blocks on it."""
-
-LEANEST_MARGIN = 0.998
-"""Factor on the least memory of the points found: no point that takes less than three times as long is below it."""
 
 LAYER_BOUNDARIES = (Boundary.REPLICATED, Boundary.SEQUENCE)
 """Layouts of tensors between the tensor parallel layers of frameworks."""
@@ -291,6 +289,21 @@ class Pricer:
         meshes = [mesh for mesh in self.meshes if micro_batch % self._dealt_ways(mesh) == 0]
         return [(self._floor(micro_batch, ranks_of(mesh)), (mesh,)) for mesh in meshes]
 
+    def closest(self, floors: Sequence[tuple[BlockCosts, FloorKey]]) -> list[tuple[BlockCosts, FloorKey]]:
+        """Floors of meshes, with the closest in place of each that any search within the same limits worked out."""
+        return [each for floor, key in floors for each in self._known_floors(floor, key)]
+
+    def _known_floors(self, floor: BlockCosts, key: FloorKey) -> Sequence[tuple[BlockCosts, FloorKey]]:
+        if self._knows(Pricer._floors_on, floor.micro_batch, key[0]):
+            return self._floors_on(floor.micro_batch, key[0])
+        if roles_of(key[0]) and self._knows(Pricer._inner_on, self._largest_micro_batch, key[0]):
+            return self.refine(floor.micro_batch, key)[0]
+        return ((floor, key),)
+
+    def _knows(self, method: Callable[..., object], *arguments: object) -> bool:
+        """True if a method whose results are kept (`_kept`) was called with these arguments within the same limits."""
+        return (method.__name__, *self.limits, *arguments) in self.known
+
     @staticmethod
     def _dealt_ways(mesh: MeshAxes) -> int:
         """Ranks along the expert axes of a mesh, to which the samples of a micro-batch are dealt."""
@@ -351,26 +364,7 @@ class Pricer:
         inner, training, number = self._inner_on(micro_batch, key[0]), self._training, next(self._floor_numbers)
         leanest = leanest_costs(inner, key[1])
         lean = [sharded_block_costs(inner, each, training, self._differentiable, number) for each in leanest]
-        floor, fastest = floors[0], self._shardings_on(micro_batch, *key)[0]
-        saved_bytes = np.minimum.reduce([each.saved_bytes for each in lean])
-        elements = np.minimum.reduce([each.parameter_elements for each in lean])
-        if (fastest.saved_bytes <= saved_bytes).all() and (fastest.parameter_elements <= elements).all():
-            return None
-        return replace(
-            lean[0],
-            forward_s=floor.forward_s,
-            backward_s=floor.backward_s,
-            update_s=floor.update_s,
-            parameter_elements=LEANEST_MARGIN * elements,
-            shard_elements=_least_shards(lean),
-            inner_replicas=(),
-            saved_bytes=LEANEST_MARGIN * saved_bytes,
-            workspace_bytes=floor.workspace_bytes,
-            ties=floor.ties,
-            kept_bytes=floor.kept_bytes,
-            step_s=None,
-            selective=floor.selective,
-        )
+        return least_costs(floors[0], lean, self._shardings_on(micro_batch, *key)[0])
 
     @_kept
     def _floor(self, micro_batch: int, ranks: int) -> BlockCosts:
@@ -484,9 +478,3 @@ class Pricer:
         costs = replace(on_all_types(costs, types), selective=repeats)
         numbered.append(Sharded(number, inner, sharded, costs))
         return costs
-
-
-def _least_shards(lean: Sequence[BlockCosts]) -> np.ndarray | None:
-    """[n] lower bound on `BlockCosts.shard_elements`; None where ranks of a replica share no elements."""
-    shards = [costs.shard_elements for costs in lean if costs.shard_elements is not None]
-    return LEANEST_MARGIN * np.minimum.reduce(shards) if shards else None

@@ -355,9 +355,7 @@ def _by_last(table: np.ndarray) -> np.ndarray:
 
 def first_true(holds: np.ndarray) -> np.ndarray:
     """Index of the first true along the last axis; the axis length if there is none."""
-    first = np.asarray(holds.argmax(axis=-1))
-    first[~np.take_along_axis(holds, first[..., None], axis=-1)[..., 0]] = holds.shape[-1]
-    return first
+    return np.asarray(np.where(holds.any(axis=-1), holds.argmax(axis=-1), holds.shape[-1]))
 
 
 def range_maxima(values: np.ndarray) -> np.ndarray:

@@ -234,3 +234,37 @@ def _boundary_tensors(inner: InnerCosts, sharded: ShardedCosts) -> dict[str, tup
         item_bytes = options.item_bytes if tensor.dtype.is_float else tensor.dtype.bits / 8
         tensors[name] = item_bytes * shard_elements(tensor.shape, layout, sizes), axes
     return tensors
+
+
+LEANEST_MARGIN = 0.998
+"""Factor on the least memory of the points found: no point that takes less than three times as long is below it."""
+
+
+def least_costs(floor: BlockCosts, lean: Sequence[BlockCosts], fastest: BlockCosts) -> BlockCosts | None:
+    """Lower bounds on time and memory of all shardings with one layout of boundaries; None if the fastest has both.
+
+    Args:
+        floor: lower bound, exact for the time of blocks.
+        lean: the shardings with the fewest weights and with the fewest activations.
+        fastest: the fastest sharding.
+    """
+    saved_bytes = np.minimum.reduce([each.saved_bytes for each in lean])
+    elements = np.minimum.reduce([each.parameter_elements for each in lean])
+    if (fastest.saved_bytes <= saved_bytes).all() and (fastest.parameter_elements <= elements).all():
+        return None
+    shards = [costs.shard_elements for costs in lean if costs.shard_elements is not None]
+    return replace(
+        lean[0],
+        forward_s=floor.forward_s,
+        backward_s=floor.backward_s,
+        update_s=floor.update_s,
+        parameter_elements=LEANEST_MARGIN * elements,
+        shard_elements=LEANEST_MARGIN * np.minimum.reduce(shards) if shards else None,
+        inner_replicas=(),
+        saved_bytes=LEANEST_MARGIN * saved_bytes,
+        workspace_bytes=floor.workspace_bytes,
+        ties=floor.ties,
+        kept_bytes=floor.kept_bytes,
+        step_s=None,
+        selective=floor.selective,
+    )
