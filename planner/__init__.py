@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from planner.prediction import predict_many as predict_many
     from planner.space import Configuration as Configuration
     from planner.space.named import Degrees as Degrees
-    from planner.space.repeats import recomputed_modules as recomputed_modules
+    from planner.space.recompute_choices import recomputed_modules as recomputed_modules
 
     # questions about plans
     from planner import ask as ask

@@ -41,7 +41,7 @@ from planner.space.cuts import pinned_blocks
 from planner.space.job_options import LIMITS, WIDTHS, allows_single_devices, in_words, without
 from planner.space.jobs import mesh_problem, meshes_for, settled, tensor_ranks
 from planner.space.pricer import Pricer as Pricer
-from planner.space.repeats import recomputed_modules
+from planner.space.recompute_choices import recomputed_modules
 from planner.space.timing import played_s
 from planner.space.types import Job, Structure
 from planner.systems.backends import ANY, Backend, backends_of, contradiction, within_limits

@@ -58,7 +58,7 @@ from planner.space.configuration import Configuration, StageChoice
 from planner.space.jobs import experts_of_row
 from planner.space.layers import Layers
 from planner.space.pricer import Pricer
-from planner.space.repeats import recomputed_modules
+from planner.space.recompute_choices import recomputed_modules
 from planner.space.types import BlockCosts
 
 

@@ -10,7 +10,7 @@ from planner.solvers._effort import MAX_RAISED
 from planner.solvers._frontier import OpenProblem
 from planner.solvers.shapes import MAX_ACTIONS
 from planner.space.formulate import ALL_DIVISORS_UP_TO
-from planner.space.repeats import lists_of
+from planner.space.recompute_choices import lists_of
 from planner.space.types import BlockCosts, Certificate, Job
 
 

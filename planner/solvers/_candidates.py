@@ -16,7 +16,7 @@ from planner.solvers.types import Judge, Measure
 from planner.space import evaluate
 from planner.space.evaluate_many import evaluate_many
 from planner.space.limits import forbidden_choices
-from planner.space.repeats import RecomputeChoice, recompute_choices
+from planner.space.recompute_choices import RecomputeChoice, recompute_choices
 from planner.space.types import BlockCosts, Candidate, Configuration, Evaluation, Job, StageChoice
 
 SAME = 1e-9

@@ -33,12 +33,13 @@ from planner.solvers._effort import (
     THOROUGH_UP_TO,
 )
 from planner.solvers._frontier import Frontier, OpenProblem, ProblemGroup, SearchTask, by_zero, compute_s, covers
+from planner.solvers._known_costs import KnownCosts
 from planner.solvers._objectives import ClosedForm, LongestChain
 from planner.solvers.critical_path import BoundedProblem, bounded, critical_s, solve_bounded
 from planner.solvers.diagnosis import infeasible, limited, may_fit, state_fits
 from planner.solvers.shape_search import ShapeSearch, waits
 from planner.solvers.shapes import SchedulesFor, by_engine, schedules_with
-from planner.solvers.sizes import any_block_fits, micro_batch_sizes
+from planner.solvers.sizes import micro_batch_sizes
 from planner.solvers.types import (
     Answer,
     CostsFor,
@@ -57,7 +58,7 @@ from planner.space.formulate import Formulator
 from planner.space.job_options import allows_single_devices
 from planner.space.jobs import settled
 from planner.space.problem import StageProblem, joined
-from planner.space.repeats import allows_some_layers, offload_choices
+from planner.space.recompute_choices import allows_some_layers, offload_choices
 from planner.space.types import BlockCosts, Candidate, Job
 
 
@@ -102,7 +103,7 @@ def search(
     candidates = Candidates(simulated_s or critical_s, cutoff_s)
     run = _Search(costs_for, cluster, settled(job, cluster), shardings, progress, candidates, schedules_with(own))
     for candidate, costs in known:
-        run.offer(candidate.decision.micro_batch, costs)
+        run.known.add(candidate.decision.micro_batch, costs)
         seconds = candidate.simulated_s
         candidates.add(candidate.decision, candidate.evaluation, least_s=seconds, seconds=seconds)
     return run.answer(any_plan=any_plan, diagnose=diagnose)
@@ -125,20 +126,19 @@ class _Search:
         self._costs_for, self._cluster, self._job, self._progress = costs_for, cluster, job, progress
         self._shardings = shardings
         self._closest: Callable[[Floors], Floors] = tuple if shardings is None else shardings.closest
-        self._costs_by_size: dict[int, dict[int, BlockCosts]] = {}
+        self.known = KnownCosts(shardings)
         self._formulator = Formulator(cluster, job)
         self._account = Account()
         self._candidates = candidates
         self._closed, self._tried_layers, self._tried_offload = 0, False, False
-        self._refined: dict[tuple[int, Key], Refinement] = {}
         self._effort = math.inf if self._thorough else MAX_BOUNDED
         self._shapes = ShapeSearch(
             cluster,
             self._shapes_job,
             schedule_of,
-            self._costs_by_size,
+            self.known.by_size,
             self._candidates,
-            self._refine,
+            self.known.refine,
             self._account.lower_other,
         )
 
@@ -146,7 +146,8 @@ class _Search:
         """Run the search and assemble its answer."""
         self._account.lower(self._candidates.best_s)
         trivial = TrivialPlans(self._cluster, self._job)
-        priced = self._price(trivial)
+        priced, slower_s = self.known.price(self._sizes, self._costs_for, self._cluster, trivial)
+        self._account.lower(slower_s)
         first = self._try_even_splits(priced, trivial)
         for candidate in trivial.candidates():
             if candidate.evaluation.feasible:
@@ -184,7 +185,7 @@ class _Search:
         if not self._thorough:
             self._search_by_closed_form(single_device, floors, first, any_plan=any_plan)
             first = []
-        refine = self._refine if self._thorough else self._refine_within_effort
+        refine = self.known.refine if self._thorough else self._refine_within_effort
         setting = self._formulator, self._cluster, self._closed_form_job
         frontier = Frontier(*setting, LongestChain(), single_device, self._closest(floors), refine, first, self._least)
         self._search_by_critical_path(frontier, any_plan=any_plan)
@@ -201,7 +202,9 @@ class _Search:
         if closed_form_schedules and self._candidates:
             best = self._candidates.best()
             waiting = len(best.stages) > 1 and waits(best, self._judge(best.micro_batch)(best))
-            groups = [(costs,) for costs in single_device] + [tuple(priced) for _, priced in self._refined.values()]
+            groups = [(costs,) for costs in single_device] + [
+                tuple(priced) for _, priced in self.known.refined.values()
+            ]
             if not waiting and self._shapes.estimate_s(filter(None, groups)) >= self._candidates.best_s:
                 return
         self._searched_job = self._job
@@ -211,33 +214,10 @@ class _Search:
     def _nothing_fits(self, priced: list[BlockCosts]) -> InfeasibleError:
         """The error to raise if nothing fits, diagnosed for schedules with a closed form if there are any."""
         if self._closed_form_job.schedules:
-            return infeasible(self._leanest(priced), self._cluster, self._job, self._costs_for)
+            leanest = self.known.leanest(self._sizes[0])
+            costs = leanest + (priced if allows_single_devices(self._job) or not leanest else [])
+            return infeasible(costs, self._cluster, self._job, self._costs_for)
         return self._shapes.error(priced[-1].micro_batch if len(priced) < len(self._sizes) else 0)
-
-    def _leanest(self, priced: list[BlockCosts]) -> list[BlockCosts]:
-        """Costs to diagnose: those of the smallest micro-batch with the least memory first."""
-        size = self._sizes[0]
-        sharded = [c for c in self._costs_by_size.get(size, {}).values() if c.sharding > 0]
-        if self._shardings is not None:
-            sharded += [c for c in self._shardings.even_split(size) if c.ranks > 1]
-            self.offer(size, sharded)
-        leanest = sorted(sharded, key=lambda c: (float(c.parameter_elements.sum()), float(c.saved_bytes[0, -1])))[:1]
-        return leanest + (priced if allows_single_devices(self._job) or not leanest else [])
-
-    def _price(self, trivial: TrivialPlans) -> list[BlockCosts]:
-        """Price micro-batch sizes, smallest first, with their trivial plans, until larger sizes cannot win."""
-        priced: list[BlockCosts] = []
-        for size in self._sizes:
-            costs = self._costs_for(size)
-            if priced and compute_s(costs) >= trivial.best_s():
-                self._account.lower(trivial.best_s())
-                break
-            if priced and not any_block_fits(self._cluster, costs):
-                break
-            priced.append(costs)
-            self.offer(size, [costs])
-            trivial.add(costs)
-        return priced
 
     def _try_even_splits(self, priced: list[BlockCosts], trivial: TrivialPlans) -> list[BlockCosts]:
         """Price even tensor parallel splits if no trivial plan is near balanced compute; return their costs."""
@@ -249,34 +229,17 @@ class _Search:
             if trivial.best_s() <= near_s / self._formulator.devices():
                 break
             for costs in self._shardings.even_split(size):
-                self.offer(size, [costs])
+                self.known.add(size, [costs])
                 trivial.add_sharded(costs)
                 priced_splits.append(costs)
         return priced_splits
 
-    def _floors(self) -> list[tuple[BlockCosts, Key]]:
+    def _floors(self) -> Floors:
         """Floors of shardings with their keys, by micro-batch size, as far as their sizes may beat the best time."""
-        floors_by_size: list[tuple[BlockCosts, Key]] = []
-        ended: set[Key] = set()
         limit_s = max(self._candidates.best_s if self._thorough else 0.0, self._candidates.best_form_s)
-        if self._shardings is None:
-            return floors_by_size
-        for size in self._sizes:
-            floors = [(f, key) for f, key in self._shardings.floors(size) if key not in ended]
-            slow = {key for f, key in floors if compute_s(f) >= limit_s}
-            self._account.lower(limit_s if slow else math.inf)
-            ended |= slow | {key for f, key in floors if not any_block_fits(self._cluster, f)}
-            floors_by_size += [(f, key) for f, key in floors if key not in ended]
-            if size >= self._shardings.fewest_samples and all(key in ended for _, key in floors):
-                break
-        return floors_by_size
-
-    def _refine(self, micro_batch: int, key: Key) -> Refinement:
-        """Price the shardings of a floor, once, and make them known to the judge."""
-        if self._shardings is not None and (micro_batch, key) not in self._refined:
-            self._refined[micro_batch, key] = _, priced = self._shardings.refine(micro_batch, key)
-            self.offer(micro_batch, priced)
-        return self._refined.get((micro_batch, key), ((), ()))
+        floors, any_slow = self.known.floors(self._sizes, self._cluster, limit_s)
+        self._account.lower(limit_s if any_slow else math.inf)
+        return floors
 
     def _least(self, micro_batch: int, key: Key, bound_s: float) -> BlockCosts | None:
         """`Shardings.least` made known to the judge; None if no bound depends on it, being this high at the least."""
@@ -284,19 +247,15 @@ class _Search:
             self._account.lower(bound_s, only_bounds=True)
             return None
         least = self._shardings.least(micro_batch, key)
-        self.offer(micro_batch, [] if least is None else [least])
+        self.known.add(micro_batch, [] if least is None else [least])
         return least
 
-    def offer(self, micro_batch: int, costs: Sequence[BlockCosts]) -> None:
-        """Make shardings known to the judge."""
-        self._costs_by_size.setdefault(micro_batch, {}).update((sharding.sharding, sharding) for sharding in costs)
-
     def _refine_within_effort(self, micro_batch: int, key: Key) -> Refinement | None:
-        """`_refine` if the floor is priced already or effort is left; else None."""
-        if (micro_batch, key) not in self._refined and self._effort > 0:
+        """`KnownCosts.refine` if the floor is priced already or effort is left; else None."""
+        if (micro_batch, key) not in self.known.refined and self._effort > 0:
             self._effort -= 1
-            self._refine(micro_batch, key)
-        return self._refined.get((micro_batch, key))
+            self.known.refine(micro_batch, key)
+        return self.known.refined.get((micro_batch, key))
 
     def _report(self, frontier: Frontier | None = None, closed_count: int = 0) -> None:
         """Report progress, after so many more problems were closed."""
@@ -327,7 +286,7 @@ class _Search:
     ) -> None:
         """Find the fastest decisions by the closed form, so many of a problem, and simulate the best of them."""
         setting = self._formulator, self._cluster, self._closed_form_job
-        frontier = Frontier(*setting, ClosedForm(), single_device, self._closest(floors), self._refine, first)
+        frontier = Frontier(*setting, ClosedForm(), single_device, self._closest(floors), self.known.refine, first)
         while not (any_plan and self._candidates):
             group = frontier.pop(self._candidates.best_form_s)
             if not isinstance(group, ProblemGroup):
@@ -349,7 +308,7 @@ class _Search:
         number = max(stage.sharding for stage in best.stages)
         if self._shardings is not None and number and best.schedule in self._closed_form_job.schedules:
             finer = self._shardings.finer(best.micro_batch, number)
-            self.offer(best.micro_batch, finer)
+            self.known.add(best.micro_batch, finer)
             self._search_by_closed_form((), (), finer, any_plan=False)
 
     def _recompute_fewer_layers(self) -> None:
@@ -358,7 +317,7 @@ class _Search:
         Their times are no part of the bound: it speaks of stages that recompute all layers, modules or nothing.
         """
         known = self._candidates.recomputed_shardings(MAX_RETRIED if allows_some_layers(self._job) else 0)
-        costs = [self._costs_by_size[size][number] for size, number in known]
+        costs = self.known.of(known)
         if costs:
             self._tried_layers = True
             plain, self._formulator = self._formulator, Formulator(self._cluster, self._job, some_layers=True)
@@ -375,9 +334,10 @@ class _Search:
         if not structure.offloads or not job.schedules or not zero:
             return
         self._closed_form_job = dataclasses.replace(job, zero=zero)
-        known = [c for by_number in self._costs_by_size.values() for number, c in by_number.items() if number >= 0]
-        ample = [c for c in sorted(known, key=self._ideal_s) if self._ideal_s(c) < self._candidates.best_form_s]
-        again = [self._costs_by_size[b][n] for b, n in self._candidates.recomputed_shardings(MAX_OFFLOADED)]
+        ample = [
+            c for c in sorted(self.known.priced, key=self._ideal_s) if self._ideal_s(c) < self._candidates.best_form_s
+        ]
+        again = self.known.of(self._candidates.recomputed_shardings(MAX_OFFLOADED))
         first = [*again, *itertools.islice((c for c in ample if plain.exceeds(c, max(zero))), MAX_OFFLOADED)]
         for choice in offload_choices(self._job, first[0]) if first else ():
             self._tried_offload = True
@@ -515,7 +475,7 @@ class _Search:
 
     def _judge(self, micro_batch: int) -> Judge:
         """The judge of decisions with this micro-batch size."""
-        costs_by_sharding = self._costs_by_size[micro_batch]
+        costs_by_sharding = self.known.by_size[micro_batch]
         return lambda decision: evaluate(costs_by_sharding, self._cluster, self._job, decision)
 
     def _space(self, priced: list[BlockCosts]) -> str:

@@ -24,7 +24,7 @@ from planner.space.layers import Layers
 from planner.space.placement import Placement, Placements
 from planner.space.problem import StageProblem
 from planner.space.ranges import Ranges, StageNeeds, StageWay, range_maxima, stage_needs
-from planner.space.repeats import RecomputeChoice, allows_some_layers, rungs, ways_of
+from planner.space.recompute_choices import RecomputeChoice, allows_some_layers, rungs, ways_of
 from planner.space.tied_weights import TiedEnds, tied_ends
 from planner.space.types import BlockCosts, Job
 

@@ -19,7 +19,7 @@ from planner.sharding.limits import attention_heads, deals_heads
 from planner.sharding.mesh import Axis, AxisRole
 from planner.space.layers import layers_of_choice
 from planner.space.placement import aligned
-from planner.space.repeats import CHOICES, recomputed_modules
+from planner.space.recompute_choices import CHOICES, recomputed_modules
 from planner.space.types import Job, Structure
 
 _COUNTS = {"global_batch": 1, "devices": 0, "max_stages": 0}

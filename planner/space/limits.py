@@ -13,7 +13,7 @@ from planner.space.configuration import LAYER_INPUT, Configuration
 from planner.space.cuts import pinned_blocks
 from planner.space.job_options import allowed_ranks, as_written
 from planner.space.layers import layer_starts
-from planner.space.repeats import RecomputeChoice, is_allowed
+from planner.space.recompute_choices import RecomputeChoice, is_allowed
 from planner.space.types import BlockCosts, Job, StageTerms, Structure, Violation, WorkerMemory
 from planner.space.workers import Workers
 

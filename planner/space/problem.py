@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from planner.space.layers import Layers
-from planner.space.repeats import LeastRepeats, recompute_choices, recomputed_modules
+from planner.space.recompute_choices import recompute_choices, recomputed_modules
+from planner.space.repeats import LeastRepeats
 from planner.space.types import BlockCosts, Configuration, StageChoice
 
 

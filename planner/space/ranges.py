@@ -13,7 +13,8 @@ from planner.exchange import RankGroup
 from planner.memory import most_that_fit
 from planner.space.blocks import range_sums, range_table, repeated_bytes
 from planner.space.layers import Layers, choice_of_layers
-from planner.space.repeats import BUFFERS, RecomputeChoice, selective_costs, ways_of
+from planner.space.recompute_choices import RecomputeChoice, ways_of
+from planner.space.repeats import BUFFERS, selective_costs
 from planner.space.types import BlockCosts
 
 _Table = Callable[[np.ndarray], np.ndarray]

@@ -15,7 +15,6 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 
@@ -26,12 +25,8 @@ from planner.operators import kept_pairs
 from planner.operators.modules import MODULE_KINDS, drops_output, module_nodes, node_names
 from planner.registry import did_you_mean
 from planner.space.blocks import head_block, kept_table
-from planner.space.configuration import LAYER_INPUT
-from planner.space.layers import layers_of_choice
-from planner.space.types import BlockCosts, Job, RepeatCosts, Selective
-
-CHOICES = ("never", "always", "layers", "auto")
-"""Values of `Job.recompute` other than names of modules."""
+from planner.space.recompute_choices import CHOICES
+from planner.space.types import BlockCosts, RepeatCosts, Selective
 
 MOST_OFFERED = 2
 """Lists of modules that a search tries."""
@@ -50,78 +45,8 @@ KeptStorages = Sequence[Sequence[tuple[str, float]]]
 """By block, the storages that it keeps for the backward pass, and their bytes."""
 
 
-def recomputed_modules(choice: str) -> tuple[str, ...]:
-    """The modules that a choice of recomputation names, `layernorm,moe_act`; none for other choices."""
-    if choice in CHOICES or layers_of_choice(choice):
-        return ()
-    return tuple(dict.fromkeys(part.strip() for part in choice.split(",") if part.strip()))
-
-
 BUFFERS = 2
 """Blocks whose offloaded activations are on the device at a time: those at work, and those on their way."""
-
-
-class RecomputeChoice(NamedTuple):
-    """One way to keep a stage's activations or to recompute them, as in `StageChoice`."""
-
-    recompute: bool = False
-    repeats: tuple[str, ...] = ()
-    layers: int = 0
-    offload: tuple[str, ...] = ()
-
-
-def recompute_choices(choice: str) -> tuple[RecomputeChoice, ...]:
-    """The ways to recompute that a choice names: nothing, all layers, its number of layers, or its modules."""
-    if recomputed_modules(choice):
-        return (RecomputeChoice(repeats=recomputed_modules(choice)),)
-    all_layers = RecomputeChoice(True, layers=layers_of_choice(choice))
-    if choice == "always" or all_layers.layers:
-        return (all_layers,)
-    return (RecomputeChoice(),) if choice == "never" else (RecomputeChoice(), all_layers)
-
-
-def allows_some_layers(job: Job) -> bool:
-    """True if a search may choose how many of a stage's layers are recomputed."""
-    return job.recompute == "auto" and job.structure.some_layers and not job.whole_stages
-
-
-def is_allowed(choice: str, wanted: RecomputeChoice) -> bool:
-    """True if a choice allows this way to recompute a stage."""
-    return choice == "auto" or wanted in recompute_choices(choice)
-
-
-def ways_of(choice: str, costs: BlockCosts) -> tuple[RecomputeChoice, ...]:
-    """The ways to recompute that a stage may choose from, fastest first; without those of some of its layers."""
-    named = recompute_choices(choice)
-    lists = tuple(RecomputeChoice(repeats=modules) for modules in lists_of(choice, costs))
-    return (*(each for each in named if each == RecomputeChoice()), *lists, *(each for each in named if each.recompute))
-
-
-def offload_choices(job: Job, costs: BlockCosts) -> tuple[RecomputeChoice, ...]:
-    """The ways to keep activations in the host's memory that a search tries, within what frameworks can move there.
-
-    Where all layers are recomputed, their inputs; else all kinds of modules that may move, nothing being recomputed, or
-    the list of modules that frees most.
-    """
-    kinds, ways = set(job.structure.offloads) - {LAYER_INPUT}, ways_of(job.recompute, costs)
-    inputs = LAYER_INPUT in job.structure.offloads and not job.whole_stages
-    found = [each._replace(offload=(LAYER_INPUT,)) for each in ways if inputs and each.recompute and not each.layers]
-    modules = () if costs.selective is None else costs.selective.present(tuple(sorted(kinds)))
-    kept = [each for each in ways if not each.recompute]
-    return (*found, *(each._replace(offload=modules) for each in dict.fromkeys((*kept[:1], *kept[-1:])) if modules))
-
-
-def rungs(way: RecomputeChoice, costs: BlockCosts, choice: str) -> tuple[RecomputeChoice, ...]:
-    """The ways of `ways_of` that no stage is slower with than with a way that offloads, and that way, fastest first."""
-    below = (RecomputeChoice(), way._replace(offload=()))
-    return (*(each for each in ways_of(choice, costs) if way.recompute or each in below), way)
-
-
-def lists_of(choice: str, costs: BlockCosts) -> tuple[tuple[str, ...], ...]:
-    """Lists of modules of which a stage may recompute one, fastest first."""
-    if choice == "auto":
-        return () if costs.selective is None else costs.selective.offered
-    return tuple(each.repeats for each in recompute_choices(choice) if each.repeats)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from planner.registry import Registry
 from planner.sharding import attention_heads
 from planner.space.job_options import given
 from planner.space.layers import layers_of_choice
-from planner.space.repeats import recomputed_modules
+from planner.space.recompute_choices import recomputed_modules
 from planner.space.types import Job, Structure
 
 ANY = "any"
