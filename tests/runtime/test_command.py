@@ -49,7 +49,10 @@ def test_run_checks_and_trains(tmp_path: Path, capfd: pytest.CaptureFixture[str]
     }
 
 
-def test_run_says_where_gradients_part(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_run_says_where_gradients_part(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("planner.runtime.requirements._refuse", lambda findings: None)  # it would be refused before
     plan, model = _files(tmp_path, gradient=False)
     code = run("run", plan, "--model", model, "--check", "--steps", "0")
     assert code == 10
