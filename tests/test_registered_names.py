@@ -33,7 +33,7 @@ OF_THEIR_OWN = {
     "formulas/sharding.py": ("all-reduce",),
     "plans/readings.py": ("ring",),
     "importers/onnx_graph/passes.py": ("onnx",),
-    "space/repeats.py": ("auto",),
+    "space/recompute_choices.py": ("auto",),
     "systems/backends/__init__.py": ("auto",),
     "runtime/__init__.py": ("torch",),
 }
