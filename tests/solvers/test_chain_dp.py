@@ -128,6 +128,7 @@ def with_hosts(machine: Cluster, rates: np.ndarray, memory_factor: float) -> Clu
 @given(st.integers(0, 10**6), st.sampled_from(["1f1b", "gpipe"]), st.sampled_from([0, 1, 2, 3]))
 def test_every_stage_picks_its_own_sharding_as_brute_force_does(seed: int, schedule: str, zero: int) -> None:
     fast, machine, job = shared_instance(seed)
+    assume(fast.forward_s.shape[1] < 5)  # with two shardings a stage, enumeration of more takes half a minute
     rng = np.random.default_rng(seed + 2)
     lean = dataclasses.replace(
         fast,
