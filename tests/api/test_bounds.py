@@ -17,7 +17,9 @@ Entry = tuple[str, str, int, dict[str, int], dict[str, Any], tuple[str, ...]]
 SHORT = {"seq": 128}
 
 JOBS: dict[str, Entry] = {
-    "gpt2, three stages": ("gpt2", "p3.16xlarge", 0, SHORT, {"global_batch": 60, "pipeline_stages": (3,)}, ("1f1b",)),
+    "gpt2, three stages": (
+        "gpt2", "p3.16xlarge", 0, SHORT, {"global_batch": 60, "pipeline_stages": (3,), "devices": 6}, ("1f1b",),
+    ),
     "resnet18 on a mesh": ("resnet18", "tpu-v3-pod", 0, {}, {"global_batch": 64, "meshes": ((2, 2),)}, ("zero 0",)),
     "gpt2 on NVLink": ("gpt2", "dgx-1v", 0, SHORT, {"global_batch": 32}, ("no MatMul:m", "uniform")),
     "gpt2 on PCIe": ("gpt2", "v100-pcie-4", 0, {"seq": 256}, {"global_batch": 16}, ("two stages", "never again")),
@@ -26,7 +28,7 @@ JOBS: dict[str, Entry] = {
     "bert-large": ("bert-large", "p3.16xlarge", 0, SHORT, {"global_batch": 64}, ("uniform", "two ranks")),
     "vgg16 on PCIe": ("vgg16", "v100-pcie-4", 0, {}, {"global_batch": 64}, ("two stages", "always again")),
     "vgg16, mixed pool": ("vgg16", "mixed-pool", 0, {}, {"global_batch": 64}, ("uniform", "1f1b", "gpipe")),
-    "alexnet on Ethernet": ("alexnet", "ethernet-10g", 0, {}, {"global_batch": 128}, ("alone",)),
+    "alexnet on Ethernet": ("alexnet", "ethernet-10g", 0, {}, {"global_batch": 128, "devices": 8}, ("alone",)),
     "vgg11 on Ethernet": ("vgg11", "ethernet-25g", 0, {}, {"global_batch": 96}, ("zero 1", "uniform")),
     "resnet50": ("resnet50", "ethernet-25g", 0, {}, {"global_batch": 64}, ("two stages",)),
     "resnet34": ("resnet34", "v100-pcie-4", 0, {}, {"global_batch": 24}, ("zero 0", "1f1b")),
@@ -35,7 +37,7 @@ JOBS: dict[str, Entry] = {
     "t5-base": ("t5-base", "dgx-a100", 0, {}, {"global_batch": 64}, ("two ranks",)),
     "vit-s16": ("vit-s16", "tpu-v3-pod", 0, {}, {"global_batch": 96, "devices": 8}, ("two stages",)),
     "dlrm": ("dlrm-kaggle", "dgx-a100", 0, {}, {"global_batch": 512}, ("no MatMul:m",)),
-    "llama3-70b": ("llama3-70b", "dgx-h100", 4, {"seq": 4096}, {"global_batch": 256}, ("uniform",)),
+    "llama3-70b": ("llama3-70b", "dgx-h100", 4, {"seq": 4096}, {"global_batch": 256}, ()),
     "mixtral": ("mixtral-8x7b", "dgx-h100", 2, {"seq": 2048}, {"global_batch": 64}, ("uniform",)),
 }  # fmt: skip
 

@@ -33,7 +33,7 @@ KINDS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
         "", "bert-base", DGX,
         {"global_batch": 32, "tensor_parallel": (2,), "pipeline_stages": (2,), "data_parallel": (2,)},
     ),
-    "mixed pool": ("", "gpt2", POOL, {"global_batch": 32, "pipeline_stages": (3,), "micro_batches": (4,), **ALONE}),
+    "mixed pool": ("", "gnmt-8", POOL, {"global_batch": 32, "pipeline_stages": (3,), "micro_batches": (4,), **ALONE}),
     "zb-h1": ("schedule zb-h1", "gnmt-8", V100, {"global_batch": 64}),
     "interleaved": ("schedule interleaved", "gnmt-8", V100, {"global_batch": 64}),
     "seq1f1b": ("schedule seq1f1b", "gpt2", V100, {"global_batch": 16}),
