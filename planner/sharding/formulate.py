@@ -22,7 +22,7 @@ from planner.operators import DimKind, LoopNest, OpCall, OpSpec, call_classes
 from planner.sharding.choices import MOST_BLOCKS, expert_dims
 from planner.sharding.elimination import Factor
 from planner.sharding.layout import PARTIAL, REPLICATED, Part, TensorLayout, indexed
-from planner.sharding.limits import allowed, layer_strategies
+from planner.sharding.limits import allowed, begins_layer, layer_strategies
 from planner.sharding.mesh import AxisRole
 from planner.sharding.problem import (
     Choice,
@@ -132,6 +132,7 @@ class _Builder:
         self.setting, self.graph, self.mesh = setting, setting.graph, setting.mesh
         self.specs, self.carrying, self.saved, self.forbids = facts.specs, facts.carrying, facts.saved, facts.forbidden
         self.kept, self.calls = facts.kept(setting.members), call_classes(setting.graph).index
+        self.begins = begins_layer(setting.graph)
         self.members = frozenset(setting.members)
         self.tags = interleaved_cuts(setting.graph, setting.members, self.specs) if setting.options.interleaved else {}
         self.experts = self._experts() if AxisRole.EXPERT in setting.options.roles else {}
@@ -273,7 +274,7 @@ class _Builder:
         """Add the variable of a node, and links to all tensors that it reads and writes."""
         node = self.graph.nodes[i]
         tags = tuple(self.tags_of(n) for n in (*node.inputs, *node.outputs))
-        kind = (int(self.calls[i]), tags, self.forbids[i])
+        kind = (int(self.calls[i]), tags, self.forbids[i], self.begins[i])
         choices, loads = self.once(("strategies", kind), lambda: self._strategies(i))
         op_var = self.add(f"op:{node.key}", choices, lambda: self._operator(i, kind, choices, loads))
         for p, name in enumerate(node.inputs):
@@ -297,7 +298,8 @@ class _Builder:
             options = replace(options, interleaved=True, blocks=blocks)
         legal = strategies(call, self.specs[i], self.mesh, self.setting.item_bytes, options)
         legal = allowed(self.expressible(node, legal), call, self.forbids[i])
-        legal = layer_strategies(legal, call, self.specs[i], options, self.mesh.sizes, self.weight_elements)
+        sizes, begins = self.mesh.sizes, self.begins[i]
+        legal = layer_strategies(legal, call, self.specs[i], options, sizes, self.weight_elements, begins=begins)
         if not legal:
             why = "all ways to run the operator are forbidden" if self.forbids[i] else "the operator cannot be cut"
             hint = "forbid less, or let axes repeat work"

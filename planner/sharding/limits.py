@@ -24,6 +24,7 @@ from planner.operators import JointCut, OpCall, OpSpec, call_classes, graph_spec
 from planner.operators.modules import is_called, node_names
 from planner.registry import did_you_mean
 from planner.sharding.choices import Options, SplitKind
+from planner.sharding.layout import PARTIAL
 from planner.sharding.mesh import AxisRole
 from planner.sharding.strategies import Reason, Strategy
 
@@ -158,9 +159,36 @@ def deals_heads(heads: int, groups: int, sizes: Sequence[int]) -> bool:
     return True
 
 
+@per_graph
+def begins_layer(graph: Graph) -> tuple[bool, ...]:
+    """By node, whether it reads nothing that a product with weights has made since the last norm or sum of branches.
+
+    Frameworks cut a product with weights that does so by columns, since every rank has all of what it reads; only later
+    products of a layer are cut by rows (Shoeybi et al., 2019, section 3). O(nodes).
+    """
+    made: set[str] = set()
+    begins = []
+    for node, spec in zip(graph.nodes, graph_specs(graph), strict=True):
+        call, rule = OpCall.of(graph, node), rule_of(node.op)
+        own = [
+            (n, t) for n, t in zip(node.inputs, call.inputs, strict=True) if t and t.kind is not TensorKind.PARAMETER
+        ]
+        begins.append(made.isdisjoint(name for name, _ in own))
+        results = [tensor for tensor in call.outputs if tensor is not None]
+        terms = [name for name, tensor in own if rule.linear and results and tensor.shape == results[0].shape]
+        is_made = not begins[-1] if len(terms) < 2 else made.issuperset(terms)
+        if rule.statistics is not None and own and len(own[0][1].shape) < 4:  # of whole rows, not of heads
+            is_made = False
+        if spec.matrix_flops and len(own) < len([tensor for tensor in call.inputs if tensor is not None]):
+            is_made = True
+        made.update(name for name in node.outputs if name and is_made)
+    return tuple(begins)
+
+
 def layer_strategies(
-    candidates: Sequence[Strategy], call: OpCall, spec: OpSpec, options: Options, sizes: Sequence[int], elements: int
-) -> tuple[Strategy, ...]:
+    candidates: Sequence[Strategy], call: OpCall, spec: OpSpec, options: Options, sizes: Sequence[int], elements: int,
+    *, begins: bool,
+) -> tuple[Strategy, ...]:  # fmt: skip
     """The strategies of an operator that tensor parallel layers have; all if none has, or without `as_layers`.
 
     Args:
@@ -170,6 +198,7 @@ def layer_strategies(
         options: which splits count.
         sizes: ranks along each axis.
         elements: weight elements of the block that the operator is part of.
+        begins: whether it begins a layer (`begins_layer`).
     """
     if not options.as_layers:
         return tuple(candidates)
@@ -177,6 +206,7 @@ def layer_strategies(
     fitting = tuple(
         s for s in candidates
         if all(_in_layers(s, call, spec, axis, sizes, elements) for axis in axes)
+        and all(_is_cut_as_read(s, call, spec, axis, begins=begins) for axis in axes)
         and _cut_alike(s, call, axes)
     )  # fmt: skip
     return fitting or tuple(candidates)
@@ -188,6 +218,17 @@ def _cut_alike(strategy: Strategy, call: OpCall, axes: Sequence[int]) -> bool:
     matrices = [p for p, t in enumerate(call.inputs) if t is not None and t.kind is TensorKind.PARAMETER]
     cuts = [{reads[p][a].dim for a in axes if reads[p][a].cuts} for p in matrices if p in reads]
     return all(len(dims) < 2 for dims in cuts)
+
+
+def _is_cut_as_read(strategy: Strategy, call: OpCall, spec: OpSpec, axis: int, *, begins: bool) -> bool:
+    """Whether tables are cut by words, and products that begin a layer by columns."""
+    reads = dict(strategy.reads)
+    weights = [p for p, t in enumerate(call.inputs) if t is not None and t.kind is TensorKind.PARAMETER and t.shape[1:]]
+    cuts = [reads[p][axis].dim for p in weights if p in reads and reads[p][axis].cuts]
+    if spec.matrix_flops:
+        return not (begins and cuts and any(layout[axis] == PARTIAL for _, layout in strategy.writes))
+    looked_up = any(t is not None and not t.dtype.is_float for t in call.inputs)
+    return not looked_up or all(dim == 0 for dim in cuts)
 
 
 def _in_layers(strategy: Strategy, call: OpCall, spec: OpSpec, axis: int, sizes: Sequence[int], elements: int) -> bool:
