@@ -16,7 +16,7 @@ from __future__ import annotations
 import fnmatch
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from planner.errors import Problem
 from planner.graph import Graph, TensorKind, per_graph
@@ -24,7 +24,7 @@ from planner.operators import JointCut, OpCall, OpSpec, call_classes, graph_spec
 from planner.operators.modules import is_called, node_names
 from planner.registry import did_you_mean
 from planner.sharding.choices import Options, SplitKind
-from planner.sharding.layout import PARTIAL
+from planner.sharding.layout import PARTIAL, TensorLayout
 from planner.sharding.mesh import AxisRole
 from planner.sharding.strategies import Reason, Strategy
 
@@ -170,17 +170,15 @@ def begins_layer(graph: Graph) -> tuple[bool, ...]:
     begins = []
     for node, spec in zip(graph.nodes, graph_specs(graph), strict=True):
         call, rule = OpCall.of(graph, node), rule_of(node.op)
-        own = [
-            (n, t) for n, t in zip(node.inputs, call.inputs, strict=True) if t and t.kind is not TensorKind.PARAMETER
-        ]
+        tensors = [(n, t) for n, t in zip(node.inputs, call.inputs, strict=True) if t is not None]
+        own = [(name, tensor) for name, tensor in tensors if tensor.kind is not TensorKind.PARAMETER]
         begins.append(made.isdisjoint(name for name, _ in own))
-        results = [tensor for tensor in call.outputs if tensor is not None]
-        terms = [name for name, tensor in own if rule.linear and results and tensor.shape == results[0].shape]
+        results = [tensor.shape for tensor in call.outputs if tensor is not None]
+        terms = [name for name, tensor in own if rule.linear and results and tensor.shape == results[0]]
         is_made = not begins[-1] if len(terms) < 2 else made.issuperset(terms)
         if rule.statistics is not None and own and len(own[0][1].shape) < 4:  # of whole rows, not of heads
             is_made = False
-        if spec.matrix_flops and len(own) < len([tensor for tensor in call.inputs if tensor is not None]):
-            is_made = True
+        is_made |= bool(spec.matrix_flops) and len(own) < len(tensors)
         made.update(name for name in node.outputs if name and is_made)
     return tuple(begins)
 
@@ -203,13 +201,14 @@ def layer_strategies(
     if not options.as_layers:
         return tuple(candidates)
     axes = [axis for axis, size in enumerate(sizes) if size > 1 and options.role(axis) is AxisRole.TENSOR]
-    fitting = tuple(
-        s for s in candidates
-        if all(_in_layers(s, call, spec, axis, sizes, elements) for axis in axes)
-        and all(_is_cut_as_read(s, call, spec, axis, begins=begins) for axis in axes)
-        and _cut_alike(s, call, axes)
-    )  # fmt: skip
-    return fitting or tuple(candidates)
+
+    def fits(strategy: Strategy) -> bool:
+        reads, writes = dict(strategy.reads), [layout for _, layout in strategy.writes]
+        as_layers = all(cut_as_layers(call, spec, reads, writes, axis, begins=begins) for axis in axes)
+        usual = all(_in_layers(strategy, call, spec, axis, sizes, elements) for axis in axes)
+        return as_layers and usual and _cut_alike(strategy, call, axes)
+
+    return tuple(filter(fits, candidates)) or tuple(candidates)
 
 
 def _cut_alike(strategy: Strategy, call: OpCall, axes: Sequence[int]) -> bool:
@@ -220,13 +219,24 @@ def _cut_alike(strategy: Strategy, call: OpCall, axes: Sequence[int]) -> bool:
     return all(len(dims) < 2 for dims in cuts)
 
 
-def _is_cut_as_read(strategy: Strategy, call: OpCall, spec: OpSpec, axis: int, *, begins: bool) -> bool:
-    """Whether tables are cut by words, and products that begin a layer by columns."""
-    reads = dict(strategy.reads)
+def cut_as_layers(
+    call: OpCall, spec: OpSpec, reads: Mapping[int, TensorLayout], writes: Iterable[TensorLayout], axis: int,
+    *, begins: bool,
+) -> bool:  # fmt: skip
+    """Whether an axis cuts tables by words, and products that begin a layer by columns.
+
+    Args:
+        call: the operator.
+        spec: description of the operator.
+        reads: by input position, the layout in which the input is read; those read whole may be left out.
+        writes: the layouts of results.
+        axis: index of the mesh axis.
+        begins: whether the operator begins a layer (`begins_layer`).
+    """
     weights = [p for p, t in enumerate(call.inputs) if t is not None and t.kind is TensorKind.PARAMETER and t.shape[1:]]
     cuts = [reads[p][axis].dim for p in weights if p in reads and reads[p][axis].cuts]
     if spec.matrix_flops:
-        return not (begins and cuts and any(layout[axis] == PARTIAL for _, layout in strategy.writes))
+        return not (begins and cuts and any(layout[axis] == PARTIAL for layout in writes))
     looked_up = any(t is not None and not t.dtype.is_float for t in call.inputs)
     return not looked_up or all(dim == 0 for dim in cuts)
 

@@ -90,6 +90,8 @@ def test_what_layers_of_frameworks_split_otherwise_is_named() -> None:
         with cases.only(way):
             found = planner.predict(graph("llama3.2-1b"), cluster, job, degrees).plan
         unusual.update(readings.split_otherwise(found))
+        needs = [gap.need for gap in export.lacking(found, "megatron", graph("llama3.2-1b"))]
+        assert bool(readings.split_otherwise(found)) == any("along another dimension" in need for need in needs)
         takers = [each for each in ("megatron", "torchtitan") if not export.lacking(found, each)]
         for name, title in zip(takers, map(TITLES.get, takers), strict=True):
             lines = [line for line in export.export(found, name).left_out if f"layers of {title} cut" in line]
@@ -98,6 +100,15 @@ def test_what_layers_of_frameworks_split_otherwise_is_named() -> None:
     assert named == {"model.embed_tokens by columns"}
     assert "model.layers.0.self_attn.q_proj by rows" in unusual
     assert not any("o_proj" in module or "down_proj" in module for module in unusual)
+
+
+@pytest.mark.parametrize("name", TITLES)
+def test_plans_for_a_framework_split_weights_as_its_layers_do(name: str) -> None:
+    job = planner.Job(64, precision="bf16", backends=(name,), tensor_parallel=(2,), pipeline_stages=(1,))
+    found = planner.plan(graph("llama3.2-1b"), planner.load_cluster("dgx-h100"), job)
+    assert {style for _, style in readings.module_styles(found)} >= {"colwise", "rowwise", "embedding rows"}
+    assert readings.split_otherwise(found) == ()
+    assert export.lacking(found, name, graph("llama3.2-1b")) == ()
 
 
 SCRIPT = """#!/bin/bash

@@ -9,12 +9,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from planner.graph import Graph
+from planner.operators import OpCall, graph_specs
 from planner.plans import Plan
-from planner.plans.shardings import ShardedBlock, Sharding
+from planner.plans.shardings import OperatorSplit, ShardedBlock, Sharding
 from planner.plans.types import OF_MINOR_1, Requirement
 from planner.sharding import AxisRole
 from planner.sharding.layout import parse_layout
-from planner.sharding.limits import SMALL, STEP_SPLITS, attention_heads, deals_heads
+from planner.sharding.limits import SMALL, STEP_SPLITS, attention_heads, begins_layer, cut_as_layers, deals_heads
 from planner.space.layers import layer_starts
 from planner.systems.backends import PIPELINE, Backend
 
@@ -39,11 +40,12 @@ def lacks(plan: Plan, backend: Backend, graph: Graph | None = None) -> tuple[str
     Args:
         plan: the plan.
         backend: the framework.
-        graph: its model; without it, whether the ranks of a group divide the attention heads is not looked at.
+        graph: its model; without it, whether the ranks of a group divide the attention heads, and whether products and
+            tables are cut as layers cut them, is not looked at.
     """
     found = [*_at_large(plan, backend), *_of_stages(plan, backend)]
     if backend.groups and backend.structure.axes:
-        found += _in_groups(plan, backend)
+        found += _in_groups(plan, backend, graph)
         found += (words for sharding in plan.shardings for words in _width(sharding, backend, graph))
     return tuple(dict.fromkeys(found))
 
@@ -127,7 +129,7 @@ def _width(sharding: Sharding, backend: Backend, graph: Graph | None) -> Iterato
             yield f"{width} ranks along one axis for {groups} key-value heads"
 
 
-def _in_groups(plan: Plan, backend: Backend) -> Iterator[str]:
+def _in_groups(plan: Plan, backend: Backend, graph: Graph | None) -> Iterator[str]:
     """How the ranks of a group share operators, other than by the columns, rows and heads of tensor parallel layers and
     the experts of mixtures."""
     found: dict[str, list[str]] = {}
@@ -145,7 +147,7 @@ def _in_groups(plan: Plan, backend: Backend) -> Iterator[str]:
             found[unlike] = []
         else:
             for entry in sharding.blocks:
-                for words, names in _in_entry(plan, entry, sharding, roles):
+                for words, names in _in_entry(plan, entry, sharding, roles, graph):
                     found.setdefault(words, []).extend(names)
     yield from (f"{words} ({_named(names)})" if names else words for words, names in found.items())
 
@@ -160,7 +162,7 @@ def _between_layers(sharding: Sharding, roles: Sequence[AxisRole], backend: Back
 
 
 def _in_entry(
-    plan: Plan, entry: ShardedBlock, sharding: Sharding, roles: Sequence[AxisRole]
+    plan: Plan, entry: ShardedBlock, sharding: Sharding, roles: Sequence[AxisRole], graph: Graph | None
 ) -> Iterator[tuple[str, list[str]]]:
     """What is unlike tensor parallel layers in one kind of block, and the tensors and operators that are."""
     weights = {place.tensor for place in entry.tensors if place.optimizer}
@@ -172,6 +174,7 @@ def _in_entry(
         ("weights of products whole on all ranks of a group", _whole_weights(plan, entry, sharding, roles)),
         ("weights cut by columns and by rows", _cut_both_ways(entry, tensor, len(roles))),
         ("queries or keys cut by the sequence", by_steps),
+        ("products or tables that layers cut along another dimension", _cut_otherwise(entry, tensor, roles, graph)),
     ):
         if names:
             yield words, names
@@ -200,6 +203,26 @@ def _cut_both_ways(entry: ShardedBlock, axes: Sequence[int], count: int) -> list
     """Weights that one tensor axis (of `count` axes of the mesh) cuts along another dimension than the next."""
     places = ((place, parse_layout(place.value, count)) for place in entry.tensors if place.optimizer)
     return [place.tensor for place, layout in places if len({layout[a].dim for a in axes if layout[a].cuts}) > 1]
+
+
+def _cut_otherwise(
+    entry: ShardedBlock, axes: Sequence[int], roles: Sequence[AxisRole], graph: Graph | None
+) -> list[str]:
+    """Operators that tensor axes cut otherwise than layers do; none without the model."""
+    if graph is None:
+        return []
+    specs, begins = graph_specs(graph), begins_layer(graph)
+
+    def is_usual(split: OperatorSplit, index: int) -> bool:
+        call = OpCall.of(graph, graph.nodes[index])
+        reads, writes = (
+            {p: parse_layout(layout, len(roles)) for p, layout in enumerate(layouts) if layout}
+            for layouts in (split.reads, split.writes)
+        )
+        return all(cut_as_layers(call, specs[index], reads, writes.values(), a, begins=begins[index]) for a in axes)
+
+    known = ((split, graph.producer[split.operator]) for split in entry.operators if split.operator in graph.producer)
+    return [split.operator for split, index in known if not is_usual(split, index)]
 
 
 _INSIDE = frozenset({
