@@ -22,8 +22,8 @@ from pathlib import Path
 
 from planner.bundled import build_bundled, bundled_names
 from planner.collection import uncollected
-from planner.decision import certificate_of, decide
-from planner.errors import InfeasibleError, JobError, ModelError, PlanError, Problem
+from planner.decision import certificate_of, decide, joint
+from planner.errors import InfeasibleError, JobError, ModelError, PlanError, Problem, ShardplanError
 from planner.graph import Graph, Note, NoteLevel
 from planner.hardware.types import Cluster, check_devices, with_devices, with_headroom
 from planner.importers import graph_from_proto
@@ -44,7 +44,7 @@ from planner.space.pricer import Pricer as Pricer
 from planner.space.recompute_choices import recomputed_modules
 from planner.space.timing import played_s
 from planner.space.types import Job, Structure
-from planner.systems.backends import ANY, Backend, backends_of, contradiction, within_limits
+from planner.systems.backends import ANY, Backend, backends_of, contradiction, distinct, within_limits
 from planner.systems.backends.needs import lacks, running
 
 Progress = Callable[[int, int, float, float], None]
@@ -122,7 +122,7 @@ def plan(
     task = _Task(graph, cluster, job, own, progress, strict_ops, provenance)
     if not backends:
         _know_usual(task)
-        free_plan = task.find_plan()
+        free_plan = task.assemble(task.explained(task.search))
         return seal(dataclasses.replace(free_plan, free_choice=FreeChoice(reason=reason))) if reason else free_plan
     return _for_backends(task, backends)
 
@@ -133,7 +133,7 @@ def _know_usual(task: _Task) -> None:
     usual = backends_of(job)
     if task.own is None and contradiction(job, usual, task.graph) is None:
         with contextlib.suppress(InfeasibleError, JobError):
-            dataclasses.replace(task, job=job, progress=None).find_plan(usual)
+            dataclasses.replace(task, job=job, progress=None).search_for(usual)
 
 
 def _backends(graph: Graph, job: Job, own: Schedule | None) -> tuple[tuple[Backend, ...], str]:
@@ -183,29 +183,64 @@ class _Task:
         self.pricers.append(Pricer(graph, cluster, job, strict_ops=self.strict_ops, like=known))
         return self.pricers[-1], sizes
 
-    def find_plan(self, backends: Sequence[Backend] = (), cutoff_s: float = math.inf) -> Plan:
-        """The fastest plan; for frameworks, within their limits, the simplest of the plans that are about as fast.
-
-        What was found for frameworks is known to the search without them, which is thus never slower.
+    def search(self, backends: Sequence[Backend] = ()) -> Answer:
+        """The answer within the limits of some frameworks, or without limits; what was found before is known to it.
 
         Raises:
-            InfeasibleError: nothing fits, or nothing that takes less than a time is found.
+            InfeasibleError: nothing fits; where no limits are set, the message says why, and what would.
+            JobError: the limits leave no choice.
         """
         job = within_limits(self.job, backends)
         pricer, sizes = self.pricer_for(job)
         _check_limits(pricer, job)
-        asked = None if (backends and not self.job.backends) or cutoff_s < math.inf else self.job
-        answer = _searched(
-            pricer,
+        answer = search(
+            pricer.costs,
+            pricer.cluster,
             dataclasses.replace(job, micro_batches=sizes),
-            asked,
-            self.report if self.progress else None,
-            self.own,
-            cutoff_s,
-            () if backends else self.known,
+            shardings=pricer,
+            progress=self.report if self.progress else None,
+            simulated_s=functools.partial(played_s, schedule_of=schedules_with(self.own)),
+            diagnose=not limited(job),
+            own=self.own,
+            known=self.known,
         )
-        best, simulated_s, others = decide(answer, simplest=bool(backends))
+        best, _, _ = decide(answer, simplest=bool(backends))
         self.known.extend((candidate, pricer.costs_of(candidate.decision)) for candidate in (answer.best, best))
+        return answer
+
+    def search_for(self, backends: Sequence[Backend]) -> Answer:
+        """The joint answer of a search for each framework, but for those all of whose plans others take.
+
+        Raises:
+            InfeasibleError, JobError: none has an answer; the first one's error.
+        """
+        answers, errors = dict[str, Answer](), list[ShardplanError]()
+        for backend in distinct(backends):
+            try:
+                answers[backend.title] = self.search((backend,))
+            except (InfeasibleError, JobError) as error:
+                errors.append(error)
+        if not answers:
+            raise errors[0]
+        return joint(answers)
+
+    def explained(self, find: Callable[[], Answer]) -> Answer:
+        """An answer; where the user's own limits leave none, the error says which of them exclude everything.
+
+        Raises:
+            InfeasibleError: nothing fits.
+        """
+        try:
+            return find()
+        except InfeasibleError as error:
+            if not limited(self.job) or self.own is not None:
+                raise
+            raise _excluded(self.pricers[-1], self.job) from error
+
+    def assemble(self, answer: Answer, backends: Sequence[Backend] = ()) -> Plan:
+        """The fastest plan of an answer; for frameworks the simplest of those that are about as fast."""
+        pricer, job = self.pricers[-1], within_limits(self.job, backends)
+        best, simulated_s, others = decide(answer, simplest=bool(backends))
         written = dataclasses.replace(job, structure=Structure(), backends=job.backends if backends else ())
         return assemble_priced(
             pricer,
@@ -230,34 +265,35 @@ def _for_backends(task: _Task, backends: Sequence[Backend]) -> Plan:
     Raises:
         InfeasibleError: nothing fits, or nothing within the limits of those that the user names.
     """
+    find = functools.partial(task.search_for, backends)
     try:
-        found = task.find_plan(backends)
-        names = running(found, backends, task.graph)
-        if not names:  # of what some have and what others have, no one has all
-            fitting = list[Plan]()
-            for backend in backends if len(backends) > 1 else ():
-                fitting += _plans_for(task, backend, min((p.predictions.reached_s for p in fitting), default=math.inf))
-            if not fitting:
-                title, needs = min(((b.title, lacks(found, b, task.graph)) for b in backends), key=lambda n: len(n[1]))
-                said = f"the best plan found needs what {title} lacks: {', '.join(needs)}"
-                raise InfeasibleError(said, hint=f"plan with --for {ANY}, or limit the job further")
-            found = min(fitting, key=lambda plan: plan.predictions.reached_s)
-            names = running(found, backends, task.graph)
+        found = _running(task, task.explained(find) if task.job.backends else find(), backends)
     except InfeasibleError as error:
         if task.job.backends:
             raise
         reason = f"within the limits of {' and '.join(b.title for b in backends)}: {error.problem.message}"
-        return seal(dataclasses.replace(task.find_plan(), free_choice=FreeChoice(reason=reason)))
-    return seal(dataclasses.replace(found, runs_on=names, free_choice=_free_choice(task, backends)))
+        free = task.assemble(task.explained(task.search))
+        return seal(dataclasses.replace(free, free_choice=FreeChoice(reason=reason)))
+    return seal(dataclasses.replace(found, free_choice=_free_choice(task, backends)))
 
 
-def _plans_for(task: _Task, backend: Backend, cutoff_s: float) -> list[Plan]:
-    """The plan for one framework; none where it has none, or none below a time."""
-    try:
-        found = task.find_plan((backend,), cutoff_s)
-    except (InfeasibleError, JobError):
-        return []
-    return [found] if running(found, (backend,), task.graph) else []
+def _running(task: _Task, answer: Answer, backends: Sequence[Backend]) -> Plan:
+    """The plan of an answer that some frameworks take, with their names.
+
+    Raises:
+        InfeasibleError: none of those found does.
+    """
+    left: Answer | None = answer
+    needs: list[tuple[str, tuple[str, ...]]] = []
+    while left is not None:
+        found = task.assemble(left, backends)
+        if names := running(found, backends, task.graph):
+            return dataclasses.replace(found, runs_on=names)
+        needs += [(backend.title, lacks(found, backend, task.graph)) for backend in backends]
+        left = left.without(found.configuration)
+    title, lacking = min(needs, key=lambda pair: len(pair[1]))
+    said = f"the best plan found needs what {title} lacks: {', '.join(lacking)}"
+    raise InfeasibleError(said, hint=f"plan with --for {ANY}, or limit the job further")
 
 
 def _free_choice(task: _Task, backends: Sequence[Backend]) -> FreeChoice:
@@ -271,7 +307,8 @@ def _free_choice(task: _Task, backends: Sequence[Backend]) -> FreeChoice:
         for last in last_progress:
             tell(*last)
 
-    free = dataclasses.replace(task, progress=repeat_progress if task.progress else None, last_progress=[]).find_plan()
+    beside = dataclasses.replace(task, progress=repeat_progress if task.progress else None, last_progress=[])
+    free = beside.assemble(beside.explained(beside.search))
     needs = min((lacks(free, backend, task.graph) for backend in backends), key=len)
     predictions = free.predictions
     return FreeChoice(summary(free.configuration), predictions.reached_s, predictions.bound_s, needs)
@@ -338,39 +375,6 @@ def _check_counts(pricer: Pricer, job: Job) -> None:
     if min(job.pipeline_stages, default=1) > blocks:
         stages = min(job.pipeline_stages)
         raise JobError(f"{stages} stages of a model with {blocks} blocks", hint="allow fewer stages with --pp")
-
-
-def _searched(
-    pricer: Pricer,
-    job: Job,
-    asked: Job | None,
-    progress: Progress | None,
-    own: Schedule | None,
-    cutoff_s: float,
-    known: Sequence[KnownPlan],
-) -> Answer:
-    """The search's answer.
-
-    Raises:
-        InfeasibleError: nothing fits; if the user's own limits exclude everything, which, as far as they are given.
-    """
-    try:
-        return search(
-            pricer.costs,
-            pricer.cluster,
-            job,
-            shardings=pricer,
-            progress=progress,
-            simulated_s=functools.partial(played_s, schedule_of=schedules_with(own)),
-            diagnose=not limited(job),
-            own=own,
-            cutoff_s=cutoff_s,
-            known=known,
-        )
-    except InfeasibleError as error:
-        if not limited(job) or own is not None or asked is None:
-            raise
-        raise _excluded(pricer, asked) from error
 
 
 def _excluded(pricer: Pricer, asked: Job) -> InfeasibleError:

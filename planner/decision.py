@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 
 from planner.errors import JobError
 from planner.plans import chunks_of, gap_to
@@ -49,6 +49,45 @@ def decide(answer: Answer, *, simplest: bool) -> tuple[Candidate, float, tuple[C
     others = (*(c for c in (answer.best, *answer.runners_up) if c.decision not in trivial), *answer.trivial)
     shown = _shown(best, [c for c in others if c.decision != best.decision], trivial)
     return best, best.simulated_s or math.inf, shown
+
+
+def joint(answers: Mapping[str, Answer]) -> Answer:
+    """The answer of several searches in spaces of their own: the fastest of all, and what is proven of all.
+
+    Args:
+        answers: by the name of the space.
+    """
+    found = [candidate for answer in answers.values() for candidate in (answer.best, *answer.runners_up)]
+    distinct = {candidate.decision: candidate for candidate in sorted(found, key=_played_s)}
+    best, *others = distinct.values()
+    most = max(len(answer.runners_up) for answer in answers.values())
+    trivial: dict[str, Candidate] = {}
+    for answer in answers.values():
+        trivial = {candidate.label: candidate for candidate in answer.trivial} | trivial
+    return Answer(
+        dataclasses.replace(best, label="best"),
+        tuple(dataclasses.replace(other, label="runner-up") for other in others[:most]),
+        tuple(trivial.values()),
+        _joint_certificate({name: answer.certificate for name, answer in answers.items()}),
+    )
+
+
+def _joint_certificate(certificates: Mapping[str, Certificate]) -> Certificate:
+    """What several certificates prove together; the gap is that of no answer yet (`certificate_of`)."""
+    own = tuple(certificates.values())
+    bound_s = min(each.bound_s for each in own)
+    tried_s = min(each.bound_s if each.tried_bound_s is None else each.tried_bound_s for each in own)
+    line_s = min(each.bound_s if each.line_bound_s is None else each.line_bound_s for each in own)
+    spaces = dict.fromkeys(each.space for each in own)
+    named = (f"for {name}, {each.space}" for name, each in certificates.items())
+    return Certificate(
+        bound_s,
+        gap=0.0,
+        space=next(iter(spaces)) if len(spaces) == 1 else "; or ".join(named),
+        proven_optimal=False,
+        tried_bound_s=tried_s if tried_s > bound_s else None,
+        line_bound_s=line_s if line_s > bound_s else None,
+    )
 
 
 def _played_s(candidate: Candidate) -> float:

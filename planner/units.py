@@ -197,9 +197,10 @@ def format_number(value: float, digits: int = 4) -> str:
 
 def short_count(count: float, digits: int = 3) -> str:
     """A large number as people say it: 124M, 70.6B, 1.01T."""
+    rounded = float(f"{count:.{digits}g}")  # before the unit is chosen: 999.9 million is 1B
     for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6)):
-        if count >= size:
-            return f"{count / size:.{digits}g}{unit}"
+        if rounded >= size:
+            return f"{rounded / size:.{digits}g}{unit}"
     return f"{count:,.0f}"
 
 

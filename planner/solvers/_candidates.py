@@ -40,19 +40,18 @@ class Candidates:
 
     Args:
         simulated_s: simulates an evaluated decision.
-        cutoff_s: decisions that take at least as long are of no interest, in seconds.
 
     Attributes:
-        best_s: fastest simulated time, at most the cutoff, in seconds.
+        best_s: fastest simulated time, in seconds.
         best_form_s: least time by the judge, which is the closed form where the schedule has one.
     """
 
-    def __init__(self, simulated_s: Measure, cutoff_s: float = math.inf) -> None:
+    def __init__(self, simulated_s: Measure) -> None:
         self._simulated_s = simulated_s
         self._evaluations: dict[Configuration, Evaluation] = {}
         self._least_s: dict[Configuration, float] = {}
         self._times: dict[Configuration, float] = {}
-        self.best_s, self.best_form_s = cutoff_s, math.inf
+        self.best_s = self.best_form_s = math.inf
 
     def __bool__(self) -> bool:
         return bool(self._evaluations)

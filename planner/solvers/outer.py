@@ -73,7 +73,6 @@ def search(
     any_plan: bool = False,
     diagnose: bool = True,
     own: Schedule | None = None,
-    cutoff_s: float = math.inf,
     known: Sequence[KnownPlan] = (),
 ) -> Answer:
     """Find the fastest decision for a job on a cluster, with a lower bound on the time of all decisions.
@@ -89,18 +88,16 @@ def search(
         any_plan: stop at the first problem that has a decision, whether or not it is the fastest.
         diagnose: if nothing fits, find out why and what would.
         own: an unregistered schedule, which the job allows by its name.
-        cutoff_s: decisions that take at least as long are of no interest, in seconds; the bound is no higher.
-        known: simulated decisions of a narrower space to begin with; the answer is no slower.
+        known: simulated decisions to begin with, which need not be of the space; the answer is no slower.
 
     Raises:
         JobError: no allowed micro-batch size divides the global batch, or the job leaves no choice.
-        InfeasibleError: nothing fits; the message says what exceeds memory, and what would help. Or nothing that fits
-            was found below the cutoff.
+        InfeasibleError: nothing fits; the message says what exceeds memory, and what would help.
 
     Larger micro-batches are assumed to need no less memory: sizes are not priced beyond one for which a single block
     does not fit, or for which one micro-batch takes longer than the best plan.
     """
-    candidates = Candidates(simulated_s or critical_s, cutoff_s)
+    candidates = Candidates(simulated_s or critical_s)
     run = _Search(costs_for, cluster, settled(job, cluster), shardings, progress, candidates, schedules_with(own))
     for candidate, costs in known:
         run.known.add(candidate.decision.micro_batch, costs)
@@ -161,8 +158,6 @@ class _Search:
             if not any_plan or (diagnose and not self._candidates):
                 self._keep_in_hosts(any_plan=any_plan)
         if not self._candidates:
-            if math.isfinite(self._candidates.best_s):
-                raise InfeasibleError(f"no plan is known to take less than {self._candidates.best_s:.4g} s")
             if self._closed_form_job.schedules and (not diagnose or limited(self._job)):
                 raise InfeasibleError("no plan fits within the job's limits", hint="lift one of them")
             raise self._nothing_fits(priced)

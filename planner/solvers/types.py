@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from planner.space.types import BlockCosts, Candidate, Certificate, Configuration, Evaluation
@@ -96,3 +96,9 @@ class Answer:
     runners_up: tuple[Candidate, ...]
     trivial: tuple[Candidate, ...]
     certificate: Certificate
+
+    def without(self, decision: Configuration) -> Answer | None:
+        """The answer without one of its configurations; None if no other is left."""
+        left = [candidate for candidate in (self.best, *self.runners_up) if candidate.decision != decision]
+        trivial = tuple(candidate for candidate in self.trivial if candidate.decision != decision)
+        return replace(self, best=left[0], runners_up=tuple(left[1:]), trivial=trivial) if left else None

@@ -24,7 +24,7 @@ from planner.space import Job
 from planner.space.pricer import Pricer
 from planner.space.types import Structure
 from planner.systems import BACKENDS, backend_names, usual_backends
-from planner.systems.backends import structure_of, within_limits
+from planner.systems.backends import distinct, structure_of, within_limits
 from planner.systems.backends.needs import lacks
 from tests.joint.enumeration import best_s, judged
 from tests.joint.test_models import MACHINES, four, gpt, shelves
@@ -145,6 +145,24 @@ def test_a_plan_for_a_framework_is_taken_by_it_and_no_faster_than_any(name: str,
     assert free.predictions.bound_s <= plan.predictions.reached_s * (1 + 1e-9)
     assert plan.free_choice is not None
     assert plan.free_choice.bound_s == pytest.approx(free.predictions.bound_s, rel=1e-8)
+
+
+@pytest.mark.parametrize("machine", [name for name in MACHINES if name != "scarce"])
+def test_a_plan_where_nobody_says_for_what_is_as_fast_as_for_each_framework_and_proven_for_all(machine: str) -> None:
+    each = [planned_on(machine, name) for name in usual_backends()]
+    job = Job(global_batch=4, micro_batches=(1, 2), precision="bf16")
+    plan = planner.plan(gpt(), four(*MACHINES[machine]), job)
+    assert plan.runs_on
+    assert plan.predictions.reached_s <= min(other.predictions.reached_s for other in each) * 1.005
+    assert plan.predictions.bound_s <= min(other.predictions.reached_s for other in each) * (1 + 1e-9)
+    assert plan.predictions.bound_s >= min(other.predictions.bound_s for other in each) * (1 - 1e-9)
+
+
+def test_a_framework_whose_plans_others_take_needs_no_search() -> None:
+    usual = [BACKENDS.get(name) for name in usual_backends()]
+    assert [backend.key for backend in distinct(usual)] == ["megatron", "torchtitan"]  # all of DeepSpeed's are theirs
+    assert [backend.key for backend in distinct(usual[:2])] == ["deepspeed", "megatron"]  # ZeRO-2 without pipelines
+    assert [backend.key for backend in distinct(usual[:1])] == ["deepspeed"]
 
 
 STRUCTURES = {

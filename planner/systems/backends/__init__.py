@@ -125,6 +125,45 @@ def backends_of(job: Job) -> tuple[Backend, ...]:
     return tuple(BACKENDS.get(name) for name in dict.fromkeys(job.backends or usual_backends()))
 
 
+def distinct(backends: Sequence[Backend]) -> tuple[Backend, ...]:
+    """Those of some frameworks that take plans which the others do not, so that a search for these serves all."""
+    left = list(backends)
+    for backend in backends:
+        others = [other for other in left if other is not backend]
+        if all(any(_takes_all(other, backend, *kind) for other in others) for kind in _zero_kinds(backend)):
+            left.remove(backend)
+    return tuple(left)
+
+
+def _zero_kinds(backend: Backend) -> set[tuple[int, bool]]:
+    """(ZeRO stage, whether beside a pipeline) of the plans that a framework takes."""
+    piped = backend.structure.zero_in_pipelines or backend.zero if backend.pipelines else ()
+    return {*((stage, False) for stage in backend.zero), *((stage, True) for stage in piped)}
+
+
+def _takes_all(other: Backend, backend: Backend, zero: int, piped: bool) -> bool:
+    """Whether a framework takes all plans of another with a ZeRO stage, in a pipeline or not."""
+    free, own = other.structure, backend.structure
+    restrictions = ("equal_replicas", "alike", "whole_layers", "powers_of_two")
+    return (
+        (zero, piped) in _zero_kinds(other)
+        and backend.can <= other.can
+        and set(backend.schedules) <= set(other.schedules)
+        and other.repeats(backend.modules)
+        and set(backend.offloads) <= set(other.offloads)
+        and _includes(free.axes, own.axes)
+        and _includes(free.between_layers, own.between_layers)
+        and free.head_groups in ("", "heads", own.head_groups)
+        and all(getattr(own, name) or not getattr(free, name) for name in restrictions)
+        and (free.some_layers or not own.some_layers)
+    )
+
+
+def _includes(allowed: Sequence[str], others: Sequence[str]) -> bool:
+    """Whether some names include others, none being all."""
+    return not allowed or (bool(others) and set(others) <= set(allowed))
+
+
 def structure_of(backends: Sequence[Backend]) -> Structure:
     """What all plans of some frameworks have in common."""
     own = [backend.structure for backend in backends if backend.groups or backend.pipelines] or [Structure()]
