@@ -190,7 +190,8 @@ class _Task:
             InfeasibleError: nothing fits; where no limits are set, the message says why, and what would.
             JobError: the limits leave no choice.
         """
-        job = within_limits(self.job, backends)
+        asked = tuple(backend.key for backend in backends_of(self.job)) if backends else ()
+        job = dataclasses.replace(within_limits(self.job, backends), backends=asked)
         pricer, sizes = self.pricer_for(job)
         _check_limits(pricer, job)
         answer = search(

@@ -23,7 +23,7 @@ ABOUT_AS_FAST = 0.005
 def decide(answer: Answer, *, simplest: bool) -> tuple[Candidate, float, tuple[Candidate, ...]]:
     """The fastest candidate that can be played, its time, and all other candidates.
 
-    A runner-up that is also a trivial plan is shown once, by the trivial plan's name.
+    A runner-up of the shape and time of a trivial plan is shown once, by the trivial plan's name.
 
     Args:
         answer: the search's.
@@ -46,7 +46,9 @@ def decide(answer: Answer, *, simplest: bool) -> tuple[Candidate, float, tuple[C
     if simplest:
         about_as_fast = [c for c in playable if _played_s(c) <= _played_s(best) * (1 + ABOUT_AS_FAST)]
         best = min(about_as_fast, key=lambda c: (_complexity(c.decision), _played_s(c)))
-    others = (*(c for c in (answer.best, *answer.runners_up) if c.decision not in trivial), *answer.trivial)
+    named = {(_shape(c.decision), _played_s(c)) for c in answer.trivial}
+    others = [c for c in (answer.best, *answer.runners_up) if (_shape(c.decision), _played_s(c)) not in named]
+    others += answer.trivial
     shown = _shown(best, [c for c in others if c.decision != best.decision], trivial)
     return best, best.simulated_s or math.inf, shown
 
