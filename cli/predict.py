@@ -41,6 +41,9 @@ _degree = functools.partial(click.option, type=click.IntRange(min=1), default=1,
     help="Take degrees, batch sizes, number formats and optimizer from a framework's configuration: megatron (a file "
     "of arguments or launch script), torchtitan (config.toml), deepspeed (ds_config.json). Other options override it.",
 )  # fmt: skip
+@_options.for_option(
+    "Share operators as this training framework's layers do (megatron, torchtitan, ..). [default: the fastest way]"
+)
 @_degree("--tp", "tensor", help="Tensor-parallel size.")
 @_degree("--cp", "context", help="Context-parallel size.")
 @_degree("--ep", "expert", help="Expert-parallel size; these ranks are part of data parallelism.")
@@ -141,7 +144,7 @@ def command(
             )
         else:
             framework_degrees, sequence = _framework_degrees(framework, options) if framework else ({}, 0)
-            options["backends"] = framework[:1] if framework else None
+            options["backends"] = framework[:1] if framework else options["backends"]
             configuration = dataclasses.replace(_degrees(options), **framework_degrees)
         job = _job(options, configuration)
         provenance = planner.default_provenance(model, options["hardware"])

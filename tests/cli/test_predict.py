@@ -44,6 +44,19 @@ def test_offload_is_named_by_option_or_file(capsys: pytest.CaptureFixture[str], 
     assert "recompute all layers, or name modules to offload" in error
 
 
+def test_operators_are_shared_as_by_a_framework_or_in_the_fastest_way(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path, model = tmp_path / "named.plan.json", ["llama3.2-1b", "--dim", "seq=512"]
+    options = (*model, "-H", "dgx-h100", "-b", "64", "--tp", "8", "-o", str(path))
+    taken = []
+    for framework in ((), ("--for", "torchtitan")):
+        assert run(capsys, *options, *framework)[0] == 0
+        taken.append(command_line("check", str(path), "--for", "torchtitan", "--model", *model))
+    assert taken == [9, 0]
+    assert "did you mean 'torchtitan'" in run(capsys, *options, "--for", "torchtitn")[2]
+
+
 def test_json_has_every_worker_and_what_it_lacks(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["gpt2-xl", "-H", "p3.16xlarge", "-b", "8", "--dim", "seq=128", "--format", "json"]
     code, out, _ = run(capsys, *arguments)
