@@ -237,8 +237,9 @@ def cut_as_layers(
     cuts = [reads[p][axis].dim for p in weights if p in reads and reads[p][axis].cuts]
     if spec.matrix_flops:
         return not (begins and cuts and any(layout[axis] == PARTIAL for layout in writes))
-    looked_up = any(t is not None and not t.dtype.is_float for t in call.inputs)
-    return not looked_up or all(dim == 0 for dim in cuts)
+    integers = [t for t in call.inputs if t is not None and not t.dtype.is_float]
+    by_words = any(t.kind is not TensorKind.CONSTANT for t in integers)  # positions are always the same
+    return not by_words or all(dim == 0 for dim in cuts)
 
 
 def _in_layers(strategy: Strategy, call: OpCall, spec: OpSpec, axis: int, sizes: Sequence[int], elements: int) -> bool:
