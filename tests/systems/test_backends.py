@@ -36,7 +36,7 @@ DEEP = GPTSize(layers=4, hidden=64, heads=4, vocab=128, positions=16)
 LIMITS: Mapping[str, tuple[set[str], set[int], set[int], str, bool, bool]] = {
     "megatron": ({"1f1b", "interleaved"}, {0, 1}, {0, 1}, "heads", True, True),
     "torchtitan": (
-        {"1f1b", "gpipe", "interleaved", "zb-v", "dualpipe-v"}, {0, 2, 3}, {0, 2, 3}, "key-value heads", True, True
+        {"1f1b", "gpipe", "interleaved", "zb-v", "dualpipe-v"}, {0, 2, 3}, {0, 1}, "key-value heads", True, True
     ),
     "deepspeed": ({"1f1b"}, {0, 1, 2, 3}, {0, 1}, "key-value heads", True, True),
     "deepspeed-zero3": (set(), {3}, {3}, "", False, False),
@@ -69,7 +69,7 @@ def test_plans_are_made_for_three_frameworks_where_nobody_says_for_what() -> Non
     assert usual_backends() == ("deepspeed", "megatron", "torchtitan")
     kinds = ("attn_norm", "attn_proj", "core_attn", "expert_fc1", "mlp_norm", "moe_act", "qkv_linear")
     assert structure_of([BACKENDS.get(name) for name in usual_backends()]) == Structure(
-        True, True, True, ("tensor", "expert", "context"), True, "heads", (0, 1, 2, 3),
+        True, True, True, ("tensor", "expert", "context"), True, "heads", (0, 1),
         offloads=kinds, offload_zero=(0, 1),  # of Megatron alone
     )  # fmt: skip
 
@@ -195,7 +195,9 @@ def lacking(plan: Plan, *names: str) -> list[str]:
 def test_what_a_framework_lacks_is_said_by_name() -> None:
     plan = pipeline()
     assert lacking(plan, "megatron", "deepspeed") == []
-    assert lacking(plan, "torchtitan") == ["torchtitan lacks ZeRO-1"]
+    assert lacking(plan, "torchtitan") == [
+        "torchtitan lacks tied parameters", "torchtitan lacks the precision bf16 in a pipeline"
+    ]  # fmt: skip
     assert lacking(plan, "fsdp") == ["FSDP lacks a pipeline of stages", "FSDP lacks ZeRO-1"]
     unequal = with_stage(plan, 0, replicas=plan.stages[0].replicas[:1])
     assert lacking(unequal, "megatron") == ["Megatron lacks unequal replicas (1 to 2)"]
@@ -206,7 +208,7 @@ def test_what_a_framework_lacks_is_said_by_name() -> None:
     assert lacking(cut, "megatron") == ["Megatron lacks layers divided between stages (before stage 1)"]
     fully = dataclasses.replace(plan, configuration=dataclasses.replace(plan.configuration, zero=3))
     assert lacking(fully, "deepspeed") == ["DeepSpeed lacks ZeRO-3 in a pipeline"]
-    assert lacking(fully, "torchtitan") == []
+    assert "torchtitan lacks ZeRO-3 in a pipeline" in lacking(fully, "torchtitan")
     orders = dataclasses.replace(plan, schedule=dataclasses.replace(plan.schedule, name="gpipe"))
     assert lacking(orders, "megatron") == ["Megatron lacks the schedule gpipe"]
     asynchronous = dataclasses.replace(plan, requires=(*plan.requires, Requirement.ASYNC_WEIGHTS))
@@ -336,8 +338,8 @@ def test_a_plan_says_what_it_runs_on_and_reads_back_so(tmp_path: Path) -> None:
     planner.write_plan(plan, tmp_path / "x.json")
     assert planner.read_plan(tmp_path / "x.json") == plan
     text = planner.report_to_text(planner.plan_report(plan))
-    assert plan.runs_on == ("deepspeed", "megatron", "torchtitan")
-    assert "runs as it is on deepspeed, megatron and torchtitan" in text
+    assert plan.runs_on == ("deepspeed", "megatron")
+    assert "runs as it is on deepspeed and megatron" in text
     assert "free choice (`--for any`): " in text
     report = planner.check_plan(plan, deep(), four(1e9, 10**8), search_s=60)
     assert report.findings == ()
