@@ -13,7 +13,7 @@ from typing import Any
 
 from planner.errors import UsageError
 from planner.export import Export, Exporter, FrameworkJob, Gap, readings, register
-from planner.plans import Plan
+from planner.plans import Plan, Requirement
 from planner.plans.items import block_items, layer_name, layers
 from planner.space.named import Degrees
 from planner.systems.backends import BACKENDS
@@ -30,7 +30,7 @@ SCHEDULES = {
 BY_ORDERS = "PipelineScheduleMulti"
 """Schedule name that torchtitan wants beside a CSV file."""
 
-TYPES = {"bf16": ("bfloat16", "float32"), "bf16-fp32grad": ("bfloat16", "float32"), "fp32": ("float32", "float32")}
+TYPES = {"bf16-fp32grad": ("bfloat16", "float32"), "bf16": ("bfloat16", "float32"), "fp32": ("float32", "float32")}
 """Types of weights in the passes, and of gradients while they are reduced, by precision."""
 
 BACKEND = BACKENDS.get("torchtitan")
@@ -67,6 +67,8 @@ def _missing_features(plan: Plan) -> Iterator[Gap]:
         yield Gap("context parallel ranks without shards: they are FSDP ranks", hint)
     elif degrees.data * degrees.context == 1 and beside > 1 and readings.precision_base(plan) != "fp32":
         yield Gap("mixed precision in tensor or pipeline parallel ranks without FSDP ranks", "`shardplan plan --dp 2`")
+    if degrees.expert > 1 and degrees.expert_tensor not in (1, degrees.tensor):
+        yield Gap("experts cut over some tensor parallel ranks (expert_tensor_parallel_degree)", "`shardplan plan --ep 1`")
     if plan.schedule.name == "1f1b" and degrees.accumulated < len(plan.stages):
         few = f"{degrees.accumulated} micro-batches in the schedule 1F1B of {len(plan.stages)} stages"
         yield Gap(few, "`shardplan plan --schedule gpipe`, smaller micro-batches or fewer stages")
@@ -87,6 +89,8 @@ def _tables(plan: Plan) -> Mapping[str, Table]:
         "expert_parallel_degree": degrees.expert,
         "pipeline_parallel_degree": degrees.pipeline,
     }
+    if degrees.context > 1 and Requirement.RING_ATTENTION in plan.requires:
+        parallelism["context_parallel_rotate_method"] = "alltoall"
     if degrees.expert > 1:
         parallelism["expert_tensor_parallel_degree"] = degrees.expert_tensor
     if piped:
@@ -126,7 +130,11 @@ def _write(plan: Plan) -> Export:
     files["launch.sh"] = readings.launch(
         plan,
         "-m torchtitan.train",
-        ('--job.config_file "${here}/config.toml"', '"${model_arguments[@]}"'),
+        (
+            '--job.config_file "${here}/config.toml"',
+            *(['--parallelism.pipeline_parallel_schedule_csv "${here}/schedule.csv"'] if "schedule.csv" in files else []),
+            '"${model_arguments[@]}"',
+        ),
         (
             "# MODEL_ARGS: the model and its data, as --model.name llama3 --model.flavor 8B",
             'here="$(cd "$(dirname "$0")" && pwd)"',
@@ -142,8 +150,8 @@ def _write(plan: Plan) -> Export:
     decoder = f"{', '.join(ends)}, {layer_names[0]} .. {layer_names[-1]}"
     mapped[decoder] = "`tok_embeddings`, `norm`, `output`, `layers.0` .."
     left_out = [
-        "Types of weights: torchtitan keeps them in float32, casts them for the passes, and reduces gradients in "
-        "float32, whatever else the plan's precision says.",
+        "Types of weights: torchtitan keeps them in float32 and casts them for the passes; gradients travel in float32, "
+        "as the precision bf16-fp32grad has them, whatever else the plan's says.",
         f"The optimizer {plan.options.optimizer} and its settings: `[optimizer]`.",
         *readings.other_times(plan, "torchtitan"),
     ]
@@ -193,8 +201,7 @@ def read_toml(text: str) -> FrameworkJob:
         layout="|".join(map(_items, parts)) if pipeline > 1 else "",
     )
     types = training.get("mixed_precision_param", "bfloat16"), training.get("mixed_precision_reduce", "float32")
-    known = (name for name, kinds in TYPES.items() if kinds == types)
-    precision = next((name for name in known if BACKEND.trains_in(name, piped=pipeline > 1)), "")
+    precision = next((name for name, kinds in TYPES.items() if kinds == types), "")
     ignored = [] if precision else [f"mixed_precision of {' and '.join(map(str, types))}: no precision has them"]
     if mode == "selective":
         ignored.append("activation_checkpoint.mode selective: nothing is computed again here")

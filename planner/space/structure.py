@@ -15,7 +15,7 @@ class Structure:
         whole_layers: stages begin where a layer begins.
         axes: allowed roles of mesh axes (`planner.sharding.AxisRole`); tensor axes then split operators as the layers
             of frameworks do (`planner.sharding.limits`). Empty allows anything.
-        powers_of_two: mesh axes have 1, 2, 4, 8 .. ranks.
+        powers_of_two: mesh axes have 1, 2, 4, 8 .. ranks, as is usual; a search looks at no others.
         head_groups: what the ranks of the tensor axes must divide: "" nothing, "heads" the attention heads, "key-value
             heads" the heads that have keys of their own.
         zero_in_pipelines: allowed ZeRO stages of plans with several pipeline stages; empty for those of the job.

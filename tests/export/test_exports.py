@@ -174,6 +174,7 @@ def test_torchtitan_has_chunks_and_orders_by_csv_where_torchs_own_differ() -> No
     # 6 micro-batches a replica: torch would take 2 ranks' groups of 2
     assert parallelism["pipeline_parallel_schedule"] == "PipelineScheduleMulti"
     assert parallelism["pipeline_parallel_schedule_csv"] == "schedule.csv"
+    assert '--parallelism.pipeline_parallel_schedule_csv "${here}/schedule.csv"' in written["launch.sh"]
     assert [len(part) for part in parallelism["module_fqns_per_model_part"]] == [9, 8, 8, 10]
     assert [row.split(",")[:4] for row in written["schedule.csv"].splitlines()] == [
         ["0F0", "0F1", "0F2", "2F0"],
@@ -356,7 +357,7 @@ def test_what_a_framework_cannot_express_is_refused_by_name(name: str, degrees: 
 def test_ranks_that_do_not_divide_the_heads_are_refused_with_the_model() -> None:
     found = plan("llama3-8b", tensor=8, zero=0)
     needs = [lack.need for lack in export.lacking(found, "torchtitan", graph("llama3-8b"))]
-    assert needs == ["mixed precision in tensor or pipeline parallel ranks without FSDP ranks"]
+    assert not any("heads" in need for need in needs)
     wide = plan("llama3-8b", nodes=2, tensor=16, zero=0)
     needs = [lack.need for lack in export.lacking(wide, "torchtitan", graph("llama3-8b"))]
     assert "16 ranks for 8 key-value heads" in needs

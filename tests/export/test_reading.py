@@ -53,9 +53,9 @@ PLANS: list[tuple[str, str, dict[str, Any]]] = [
         {"pipeline": 2, "chunks": 2, "schedule": "zb-v", "zero": 1, "precision": "bf16-fp32grad"},
     ),
     ("torchtitan", "llama3-8b", {"pipeline": 4, "chunks": 2, "zero": 1, "precision": "fp32"}),
-    ("torchtitan", "llama3-8b", {"context": 8, "zero": 2}),
-    ("torchtitan", "llama3-8b", {"context": 4, "zero": 3}),
-    ("torchtitan", "llama3-8b", {"zero": 3, "micro_batch": 2}),
+    ("torchtitan", "llama3-8b", {"context": 8, "zero": 2, "precision": "bf16-fp32grad"}),
+    ("torchtitan", "llama3-8b", {"context": 4, "zero": 3, "precision": "bf16-fp32grad"}),
+    ("torchtitan", "llama3-8b", {"zero": 3, "micro_batch": 2, "precision": "bf16-fp32grad"}),
     ("torchtitan", "llama3-8b", {"zero": 2, "tensor": 2, "precision": "fp32"}),
     ("deepspeed", "llama3.2-1b", {"zero": 3, "micro_batch": 2}),
     ("deepspeed", "llama3.2-1b", {"zero": 1, "precision": "bf16-deepspeed"}),
@@ -79,12 +79,12 @@ def test_what_was_exported_reads_back_as_the_same_configuration(name: str, model
     [
         ("megatron", {"tensor_parallel": (4,), "pipeline_stages": (2,)}),
         ("megatron", {"tensor_parallel": (2,), "pipeline_stages": (1,), "zero": (1,)}),
-        ("torchtitan", {"tensor_parallel": (2,), "zero": (3,)}),
+        ("torchtitan", {"tensor_parallel": (2,), "zero": (3,), "precision": "bf16-fp32grad"}),
         ("deepspeed", {"pipeline_stages": (1,), "zero": (3,)}),
     ],
 )
 def test_a_plan_for_a_framework_is_predicted_alike_from_its_files(name: str, limits: dict[str, Any]) -> None:
-    job = planner.Job(64, precision="bf16", backends=(name,), **limits)
+    job = planner.Job(64, **{"precision": "bf16", "backends": (name,), **limits})
     found = planner.plan(graph("llama3.2-1b"), planner.load_cluster("dgx-h100"), job)
     read = again(found, name, "llama3.2-1b")
     assert read.predictions.reached_s == pytest.approx(found.predictions.reached_s, rel=1e-3)

@@ -224,10 +224,6 @@ def test_what_ranks_of_a_group_do_otherwise_is_said_by_name() -> None:
     assert lacking(dataclasses.replace(plan, shardings=(dealt,)), "megatron") == [
         "Megatron lacks samples dealt to the ranks of a group"
     ]
-    three = dataclasses.replace(sharding, axes=(dataclasses.replace(sharding.axes[0], size=3),))
-    assert lacking(dataclasses.replace(plan, shardings=(three,)), "torchtitan")[-1:] == [
-        "torchtitan lacks groups of 3 ranks, no power of two"
-    ]
     whole = [
         dataclasses.replace(
             entry,
@@ -292,7 +288,15 @@ def test_ranks_along_one_axis_beyond_the_key_value_heads_are_no_tensor_parallel_
         ({"backends": ("fsdp",), "pipeline_stages": (2,), "schedules": JOB.schedules}, "FSDP has no"),
         ({"backends": ("fsdp",), "tensor_parallel": (2,)}, "FSDP shares no operator among ranks (use --tp 1"),
         ({"backends": ("torchtitan",), "tensor_parallel": (8,)}, "8 ranks for 4 of them (use --tp 4"),
-        ({"backends": ("megatron",), "tensor_parallel": (3,)}, "Megatron is used with 2, 4, 8 .. ranks, not 3"),
+        ({"backends": ("megatron",), "tensor_parallel": (3,)}, "3 ranks for 4 of them (use --tp 2"),
+        ({"backends": ("torchtitan",), "precision": "bf16-pure"}, "torchtitan has no precision bf16-pure (use"),
+        ({"backends": ("torchtitan",), "pipeline_stages": (2,)}, "torchtitan has no precision bf16 in a pipeline (use"),
+        ({"backends": ("deepspeed",), "optimizer": "adafactor"}, "DeepSpeed has no optimizer adafactor (use"),
+        ({"backends": ("megatron",), "optimizer": "sgd", "zero": (1,)}, "Megatron has no ZeRO stage 1 (use 0, or"),
+        (
+            {"backends": ("torchtitan",), "zero": (1,), "pipeline_stages": (1,)},
+            "torchtitan has ZeRO 0 or 2 or 3 in one stage",
+        ),
         ({"backends": ("megatron", "any")}, "a plan for any is for no framework by name"),
     ],
 )

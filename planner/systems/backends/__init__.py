@@ -209,6 +209,10 @@ def within_limits(job: Job, backends: Sequence[Backend]) -> Job:
     names = tuple(name for name in job.schedules if name.partition(":")[0] in orders)
     modules = (b.modules and not b.unable.get(job.precision.partition(":")[0]) for b in backends)
     plain = job.recompute == "auto" and not any(modules)
+    structure = structure_of(backends)
+    asked = (job.tensor_parallel, job.context_parallel, job.expert_parallel, *job.meshes)
+    if any(ranks & (ranks - 1) for sizes in asked for ranks in sizes):
+        structure = dataclasses.replace(structure, powers_of_two=False)
     return dataclasses.replace(
         job,
         backends=tuple(backend.key for backend in backends),
@@ -217,7 +221,7 @@ def within_limits(job: Job, backends: Sequence[Backend]) -> Job:
         max_stages=most,
         tensor_parallel=job.tensor_parallel if any(backend.groups for backend in backends) else (1,),
         recompute="layers" if plain else job.recompute,
-        structure=structure_of(backends),
+        structure=structure,
     )
 
 
@@ -252,6 +256,10 @@ def _contradiction(job: Job, backend: Backend, graph: Graph) -> Problem | None:
     if deep > 1 and piped and given(job, ("zero",)) and not set(job.zero) & set(piped):
         own = " or ".join(map(str, piped))
         return Problem(f"{backend.title} has ZeRO {own} in a pipeline", hint=f"use that, --pp 1, or plan {other}")
+    alone = max(job.pipeline_stages, default=2) == 1
+    if alone and given(job, ("zero",)) and not set(job.zero) & set(backend.zero):
+        own = " or ".join(map(str, backend.zero))
+        return Problem(f"{backend.title} has ZeRO {own} in one stage", hint=f"use that, or plan {other}")
     modules = recomputed_modules(job.recompute)
     if not backend.repeats(modules, job.precision):
         known = f"it knows {', '.join(backend.modules)}" if backend.modules else "it repeats whole layers"
@@ -287,8 +295,6 @@ def _too_wide(job: Job, backend: Backend, graph: Graph, other: str) -> Problem |
         return Problem(f"{backend.title} shares no operator among ranks", hint=f"use --tp 1, or plan {other}")
     kind, count = backend.structure.head_groups, backend.heads_dealt(graph)
     fits = [ranks for ranks in job.tensor_parallel or (1,) if not count or count % ranks == 0]
-    if backend.structure.powers_of_two and not any(ranks & (ranks - 1) == 0 for ranks in job.tensor_parallel or (1,)):
-        return Problem(f"{backend.title} is used with 2, 4, 8 .. ranks, not {width}", hint=f"or plan {other}")
     if fits or backend.structure.axes == ():
         return None
     return Problem(

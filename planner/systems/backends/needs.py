@@ -151,8 +151,6 @@ def _width(sharding: Sharding, backend: Backend, graph: Graph | None) -> Iterato
     """Ranks along the axes that cut operators."""
     sizes = [axis.size for axis in sharding.axes if axis.role is AxisRole.TENSOR]
     width = math.prod(sizes)
-    if backend.structure.powers_of_two and any(axis.size & (axis.size - 1) for axis in sharding.axes):
-        yield f"groups of {sharding.ranks} ranks, no power of two"
     if graph is not None and width > 1:
         count, (heads, groups) = backend.heads_dealt(graph), attention_heads(graph)
         if count % width:
