@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from planner.space.structure import UNRESTRICTED
 from planner.systems import BACKENDS
@@ -15,13 +15,24 @@ LIMITS = {
     "alike": "all stages share operators and recompute alike",
     "whole_layers": "stages of whole layers",
     "axes": "what ranks of a group are for",
-    "powers_of_two": "groups of 2, 4, 8 .. ranks",
+    "powers_of_two": "groups of 2, 4, 8 .. ranks, unless others are asked for",
     "head_groups": "ranks of a group divide",
     "zero_in_pipelines": "ZeRO with several stages",
     "some_layers": "the first layers of a stage recomputed, the others kept",
     "between_layers": "tensors between layers on the ranks of a group",
 }
 """Fields of `Structure` in words."""
+
+KINDS = {
+    "precisions": "formats",
+    "precisions of several stages": "formats_in_pipelines",
+    "ZeRO stages that go with a precision, where not all do": "zero_of_formats",
+    "optimizers": "optimizers",
+    "optimizers with ZeRO": "sharded_optimizers",
+    "what goes not with a precision": "unable",
+    "models of an embedding, equal layers and a loss alone": "decoders",
+}
+"""What a framework takes beside, in words, and its field."""
 
 
 def generated() -> str:
@@ -41,6 +52,9 @@ def _rows(backend: Backend) -> Iterator[tuple[str, str, str]]:
     """What, which values, and the source."""
     yield "schedules", ", ".join(f"`{name}`" for name in backend.schedules) or "none", backend.sources["schedules"]
     yield "ZeRO stages", ", ".join(map(str, backend.zero)), backend.sources["zero"]
+    for what, field in KINDS.items():
+        if value := getattr(backend, field):
+            yield what, _words(value), backend.sources[field]
     for what, field in (("modules run again alone", "modules"), ("modules kept in the host's memory", "offloads")):
         if kinds := getattr(backend, field):
             named = ", ".join(f"`{name}`" for name in kinds) if kinds != ("*",) else "any"
@@ -53,6 +67,8 @@ def _rows(backend: Backend) -> Iterator[tuple[str, str, str]]:
 
 def _words(value: object) -> str:
     """A limit's value in words."""
+    if isinstance(value, Mapping):
+        return "; ".join(f"{name}: {_words(own)}" for name, own in value.items())
     if isinstance(value, tuple):
         return ", ".join(map(str, value)) or "any"
     return "yes" if value is True else str(value or "any")

@@ -44,7 +44,7 @@ from planner.space.pricer import Pricer as Pricer
 from planner.space.recompute_choices import recomputed_modules
 from planner.space.timing import played_s
 from planner.space.types import Job, Structure
-from planner.systems.backends import ANY, Backend, backends_of, contradiction, distinct, within_limits
+from planner.systems.backends import ANY, Backend, able, backends_of, contradiction, distinct, within_limits
 from planner.systems.backends.needs import lacks, running
 
 Progress = Callable[[int, int, float, float], None]
@@ -115,7 +115,7 @@ def plan(
     """
     own = _own_orders(orders)
     check_devices(cluster, job.devices)
-    job = settled(job if own is None else dataclasses.replace(job, schedules=(own.name,)), cluster)
+    job = _settled(job if own is None else dataclasses.replace(job, schedules=(own.name,)), cluster)
     if job.assume_dropout and not job.dropout:
         raise JobError("dropout masks are both assumed and left out", hint="set dropout, or not assume_dropout")
     backends, reason = _backends(graph, job, own)
@@ -125,6 +125,22 @@ def plan(
         free_plan = task.assemble(task.explained(task.search))
         return seal(dataclasses.replace(free_plan, free_choice=FreeChoice(reason=reason))) if reason else free_plan
     return _for_backends(task, backends)
+
+
+def _settled(job: Job, cluster: Cluster) -> Job:
+    """The job, settled; in a framework's own precision where none is given and those that are named lack the best one.
+
+    Raises:
+        JobError, UsageError: as of `settled`.
+    """
+    best = settled(job, cluster)
+    named = backends_of(job) if job.backends else ()
+    if job.precision or not named or any(backend.trains_in(best.precision, piped=True) for backend in named):
+        return best
+    for name in named[0].formats:
+        with contextlib.suppress(JobError):
+            return settled(dataclasses.replace(job, precision=name), cluster)
+    return best
 
 
 def _know_usual(task: _Task) -> None:
@@ -147,7 +163,7 @@ def _backends(graph: Graph, job: Job, own: Schedule | None) -> tuple[tuple[Backe
     if own is not None and backends:
         problem = Problem("no framework takes orders of one's own", hint=f"leave out --for, or say --for {ANY}")
     if problem is None:
-        return backends, ""
+        return able(job, backends, graph), ""
     if job.backends:
         raise JobError(problem.message, hint=problem.hint)
     return (), problem.message
@@ -216,7 +232,7 @@ class _Task:
             InfeasibleError, JobError: none has an answer; the first one's error.
         """
         answers, errors = dict[str, Answer](), list[ShardplanError]()
-        for backend in distinct(backends):
+        for backend in distinct(backends, self.job, self.graph):
             try:
                 answers[backend.title] = self.search((backend,))
             except (InfeasibleError, JobError) as error:

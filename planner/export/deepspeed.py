@@ -18,15 +18,18 @@ FORMATS: dict[str, dict[str, Any]] = {
     "fp32": {},
     "bf16": {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "bf16"}},
     "bf16-fp32grad": {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}},
-    "bf16-deepspeed": {"bf16": {"enabled": True}},
+    "bf16-deepspeed": {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}},
     "fp16": {"fp16": {"enabled": True}},
 }
-"""Settings by precision."""
+"""Settings by precision; ZeRO-1 with float32 gradients is the BF16_Optimizer of `bf16-deepspeed`."""
 
 OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD", "lamb": "Lamb"}
 
 PIPELINE = (pkgutil.get_data(__name__, "pipeline.py.txt") or b"").decode()
 """Text of the file with the stages; DeepSpeed itself only cuts evenly, by parameters or by types of layers."""
+
+SHARDED_WEIGHTS = 3
+"""ZeRO stage in which `deepspeed.moe` is refused, and AutoEP (`expert_parallel`) deals the experts."""
 
 KEPT = {"imports": "", "recompute": "activation_checkpoint_interval=0"}
 RECOMPUTED = {
@@ -39,9 +42,9 @@ for recomputing fails in a layer none of whose inputs needs a gradient, such as 
 
 
 def _missing_features(plan: Plan) -> Iterator[Gap]:
-    if readings.degrees(plan).tensor > 1 and len(plan.stages) > 1:
-        yield Gap("AutoTP inside a PipelineModule", "`shardplan plan --tp 1` or `--pp 1`")
-    yield from readings.unlisted(plan, FORMATS, OPTIMIZERS)
+    degrees = readings.degrees(plan)
+    if degrees.expert > 1 and plan.configuration.zero == SHARDED_WEIGHTS and degrees.tensor > 1:
+        yield Gap("experts dealt to ranks beside AutoTP in ZeRO-3", "`shardplan plan --tp 1` or `--zero 2`")
 
 
 def configuration(plan: Plan) -> dict[str, Any]:
@@ -57,8 +60,10 @@ def configuration(plan: Plan) -> dict[str, Any]:
     }
     if zero and document["optimizer"]["type"] not in ("Adam", "AdamW"):
         document["zero_allow_untested_optimizer"] = True
-    if degrees.tensor > 1:
+    if degrees.tensor > 1 and len(plan.stages) == 1:
         document["tensor_parallel"] = {"autotp_size": degrees.tensor}
+    if degrees.expert > 1 and zero == SHARDED_WEIGHTS:
+        document["expert_parallel"] = {"enabled": True, "autoep_size": degrees.expert}
     return document
 
 
@@ -99,7 +104,12 @@ def _write(plan: Plan) -> Export:
     left_out = ["Settings of the optimizer (learning rate, betas): `optimizer.params`."]
     if readings.recomputes(plan) and not piped:
         left_out.append("Recomputation of all layers: call `deepspeed.checkpointing.checkpoint` in the model's layers.")
-    if degrees.expert > 1:
+    if piped and degrees.tensor > 1:
+        left_out.append(
+            f"Tensor parallel {degrees.tensor}: AutoTP does not reach into a PipelineModule; give `PlannedPipeline` layers "
+            "that are cut over the model axis of its topology, as those of Megatron-DeepSpeed are."
+        )
+    if degrees.expert > 1 and plan.configuration.zero < SHARDED_WEIGHTS:
         left_out.append(
             f"Expert parallel {degrees.expert}: build the mixtures with "
             f"`deepspeed.moe.layer.MoE(ep_size={degrees.expert})`; no setting of the configuration does it."
@@ -131,11 +141,18 @@ def read_json(text: str) -> FrameworkJob:
     number = readings.number
     zero, tensor = (readings.table(document, key) for key in ("zero_optimization", "tensor_parallel"))
     micro_batch = number(document, "train_micro_batch_size_per_gpu", 1)
-    degrees = Degrees(tensor=number(tensor, "autotp_size", 1), micro_batch=micro_batch, zero=number(zero, "stage", 0))
+    dealt = readings.table(document, "expert_parallel")
+    degrees = Degrees(
+        tensor=number(tensor, "autotp_size", 1),
+        expert=number(dealt, "autoep_size", 1) if dealt.get("enabled") else 1,
+        micro_batch=micro_batch,
+        zero=number(zero, "stage", 0),
+    )
     types = readings.table(document, "data_types").get("grad_accum_dtype")
     kind = next((name for name in ("bf16", "fp16") if readings.table(document, name).get("enabled")), "fp32")
     if kind == "bf16":
-        kind = {"bf16": "bf16", "fp32": "bf16-fp32grad"}.get(str(types), "bf16-deepspeed")
+        wide = "bf16-deepspeed" if degrees.zero == 1 else "bf16-fp32grad"
+        kind = wide if types == "fp32" else "bf16"
     optimizer = str(readings.table(document, "optimizer").get("type", "")).lower()
     devices = {key: readings.table(zero, key).get("device", "none") for key in ("offload_optimizer", "offload_param")}
     ignored = [f"zero_optimization.{key}: state stays on the device" for key, to in devices.items() if to != "none"]

@@ -14,14 +14,18 @@ from typing import Any
 from planner.documents import pretty
 from planner.export import Export, Exporter, Gap, readings, register
 from planner.plans import Plan, Requirement
+from planner.plans.items import block_items, layer_name, layers
 from planner.systems.backends import BACKENDS
+
+FORMATS = {"fp32": ("fp32", True), "bf16": ("bf16", False), "bf16-fp32grad": ("bf16", True), "fp16": ("fp16", False)}
+"""`mixed_precision` and `reduce_in_fp32` by precision."""
 
 _TITAN = BACKENDS.get("torchtitan")
 GALVATRON = dataclasses.replace(
     _TITAN,
     key="galvatron",
     title="Galvatron",
-    can=_TITAN.can
+    can=(_TITAN.can | {Requirement.TIED_PARAMETERS})
     - {
         Requirement.MULTI_STAGE_RANK,
         Requirement.SPLIT_BACKWARD,
@@ -29,7 +33,12 @@ GALVATRON = dataclasses.replace(
         Requirement.SHARDED_GROUPS,
     },
     schedules=("1f1b", "gpipe"),
-    structure=dataclasses.replace(_TITAN.structure, alike=False, axes=("tensor", "context"), some_layers=True),
+    formats=tuple(FORMATS),
+    formats_in_pipelines=(),
+    optimizers=("adam", "adamw"),
+    structure=dataclasses.replace(
+        _TITAN.structure, alike=False, axes=("tensor", "context"), some_layers=True, zero_in_pipelines=()
+    ),
 )
 """What its runtime takes: a width, a kind of data parallelism and recomputation for each layer. Experts are dealt to
 ranks in another order than a plan's (`pp-ep-edp-etp`)."""
@@ -40,23 +49,17 @@ PIPELINES = {"1f1b": "pipedream_flush", "gpipe": "gpipe"}
 SHARDED = {0: "ddp", 2: "zero2", 3: "zero3"}
 """`default_dp_type` by ZeRO stage: FSDP without sharding, of gradients and optimizer, of all."""
 
-FORMATS = {"fp32": ("fp32", True), "bf16": ("bf16", False), "bf16-fp32grad": ("bf16", True), "fp16": ("fp16", False)}
-"""`mixed_precision` and `reduce_in_fp32` by precision."""
-
-OPTIMIZERS = ("adam", "adamw")
-
 
 def _stage_layers(plan: Plan) -> tuple[int, ...]:
     """Layers of each stage."""
-    items = readings.block_items(plan)
+    items = block_items(plan)
     return tuple(
-        len({readings.layer_name(plan.block_table[at]) for at in range(*stage.blocks) if items[at] == "t"})
+        len({layer_name(plan.block_table[at]) for at in range(*stage.blocks) if items[at] == "t"})
         for stage in plan.stages
     )
 
 
 def _missing_features(plan: Plan) -> Iterator[Gap]:
-    yield from readings.unlike_decoder(plan)
     choices = plan.configuration.stages
     empty = [index for index, count in enumerate(_stage_layers(plan)) if not count]
     if empty:
@@ -65,9 +68,6 @@ def _missing_features(plan: Plan) -> Iterator[Gap]:
         yield Gap("stages of unequally many ranks", "`shardplan plan --tp` with one width")
     elif len({(choice.ranks, choice.context, choice.expert) for choice in (choices[0], choices[-1])}) > 1:
         yield Gap("an embedding and logits cut over unequally many ranks (vtp)", "`shardplan plan --tp` with one width")
-    yield from readings.unlisted(plan, FORMATS)
-    if plan.options.optimizer not in OPTIMIZERS:
-        yield Gap(f"the optimizer {plan.options.optimizer}", f"`--optimizer {' or '.join(OPTIMIZERS)}`")
 
 
 def strategy(plan: Plan) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def strategy(plan: Plan) -> dict[str, Any]:
         "cp_sizes_enc": by_layer([choice.context for choice in plan.configuration.stages]),
         "dp_types_enc": by_layer([sharded] * len(layer_counts)),
         "use_sp": by_layer([0] * len(layer_counts)),
-        "checkpoint": _listed(int(name in recomputed) for name in readings.layers(plan)),
+        "checkpoint": _listed(int(name in recomputed) for name in layers(plan)),
         "global_bsz": plan.micro_batches.global_batch,
         "chunks": degrees.accumulated,
         "pp_division": _listed(layer_counts),
@@ -146,7 +146,7 @@ def _write(plan: Plan) -> Export:
 register(
     Exporter(
         backend=GALVATRON,
-        plan_for="torchtitan --schedule 1f1b --ep 1",
+        plan_for="torchtitan --schedule 1f1b --ep 1 --zero 0 --zero 2 --zero 3",
         missing=_missing_features,
         write=_write,
         start="Run `launch.sh` in Galvatron's folder of the model (`galvatron/models/gpt`) on every machine, with "

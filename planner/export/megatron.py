@@ -11,69 +11,71 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 
+from planner.costs.precision import precision as precision_of
 from planner.errors import UsageError
 from planner.export import Export, Exporter, FrameworkJob, Gap, readings, register
 from planner.plans import Plan
+from planner.plans.items import block_items, item_starts, layers
 from planner.space.named import Degrees
 from planner.systems.backends import BACKENDS
 from planner.units import plural
 
 FORMATS = {
     "fp32": (),
-    "bf16": ("--bf16", "--grad-reduce-in-bf16"),
+    "bf16": ("--bf16",),
     "bf16-fp32grad": ("--bf16",),
     "fp16": ("--fp16",),
-    "fp8": ("--bf16", "--fp8-format hybrid", "--fp8-recipe delayed", "--fp8-param-gather"),
-    "fp8-cs": ("--bf16", "--fp8-format hybrid", "--fp8-recipe tensorwise", "--fp8-param-gather"),
+    "fp8": ("--bf16", "--fp8-format hybrid", "--fp8-recipe delayed"),
+    "fp8-cs": ("--bf16", "--fp8-format hybrid", "--fp8-recipe tensorwise"),
     "fp8-blockwise": ("--bf16", "--fp8-format e4m3", "--fp8-recipe blockwise"),
-    "mxfp8": (
-        "--bf16", "--fp8-format e4m3", "--fp8-recipe mxfp8", "--fp8-param-gather",
-        "--reuse-grad-buf-for-mxfp8-param-ag",
-    ),
+    "mxfp8": ("--bf16", "--fp8-format e4m3", "--fp8-recipe mxfp8"),
     "nvfp4": ("--bf16", "--fp4-format e2m1", "--fp4-recipe nvfp4"),
-}  # fmt: skip
-"""Arguments by precision, without its options."""
+}
+"""Arguments by precision, without those about gradients and about weights that are kept in the narrow format alone."""
 
-OPTIMIZERS = ("adam", "adamw", "sgd", "momentum")
+NARROW_WEIGHTS = {
+    "fp8": ("--fp8-param-gather",),
+    "fp8-cs": ("--fp8-param-gather",),
+    "mxfp8": ("--fp8-param-gather", "--reuse-grad-buf-for-mxfp8-param-ag"),
+}
+"""Arguments that keep no weights in bf16, of precisions that do without."""
+
+MOMENTUM = {"sgd": 0, "momentum": 0.9}
+"""`--sgd-momentum` by optimizer."""
+
+WIDE_BYTES = 4
+"""Of a gradient in float32."""
+
+BF16_GRADIENTS = "--grad-reduce-in-bf16"
+WIDE_SUMS = "--ddp-param-name-patterns-for-fp32-local-accumulation all"
 
 
 def layout(plan: Plan) -> str:
     """The stages as a pipeline layout, `Ettt|tttt|tttL`."""
-    items = readings.block_items(plan)
-    heads = _heads(plan)
+    items, heads = block_items(plan), item_starts(plan)
     stages = ("".join(items[at] for at in range(*stage.blocks) if at in heads) for stage in plan.stages)
     return "|".join(stages)
 
 
-def _heads(plan: Plan) -> set[int]:
-    """First blocks of the items of a layout: of the embedding, of each layer, of logits and loss."""
-    item_names = [
-        readings.layer_name(block) if item == "t" else item
-        for item, block in zip(readings.block_items(plan), plan.block_table, strict=True)
-    ]
-    return {at for at, name in enumerate(item_names) if at == 0 or item_names[at - 1] != name}
-
-
 def _missing_features(plan: Plan) -> Iterator[Gap]:
-    heads, alone = _heads(plan), "`shardplan plan --pp 1`, or export to torch"
-    yield from readings.unlike_decoder(plan)
-    for stage in plan.stages:
-        if stage.blocks[0] not in heads:
-            name = plan.block_table[stage.blocks[0]].name
-            yield Gap(f"a stage that begins with {name} (stage {stage.index}), which is no item of a layout", alone)
     if "attn_proj" in plan.stages[0].offload and "core_attn" not in plan.stages[0].offload:
         yield Gap(
             "attn_proj in the host's memory without core_attn", "`shardplan predict --offload core_attn,attn_proj`"
         )
     if not readings.is_loop(plan):
         yield Gap("stages that are not dealt to the workers in turn", "`shardplan plan --for megatron`")
-    yield from readings.unlisted(plan, FORMATS, OPTIMIZERS)
+    degrees, length = readings.degrees(plan), readings.sequence_length(plan)
+    if degrees.context > 1 and length % (2 * degrees.context):
+        steps = f"{length} steps for {degrees.context} context parallel ranks, which take two pieces each"
+        yield Gap(steps, f"`--dim seq=` with a multiple of {2 * degrees.context}")
+    if _moments(plan) and not plan.configuration.zero and degrees.data * degrees.context > 1:
+        yield Gap(f"{_moments(plan)[0]} without the distributed optimizer", "`shardplan plan --zero 1`")
 
 
 def _arguments(plan: Plan) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Pairs of a part of the plan and its arguments."""
     degrees = readings.degrees(plan)
-    wanted = readings.cuts_sequence(plan) or degrees.expert > 1  # Megatron refuses groups with experts without it
+    wanted = readings.cuts_sequence(plan) or _experts(plan) > 0  # Megatron refuses groups with experts without it
     parallel = ["--sequence-parallel"] if degrees.tensor > 1 and wanted else []
     yield f"tensor parallel {degrees.tensor}", (f"--tensor-model-parallel-size {degrees.tensor}", *parallel)
     if degrees.context > 1:
@@ -82,6 +84,7 @@ def _arguments(plan: Plan) -> Iterator[tuple[str, tuple[str, ...]]]:
         sizes = (
             f"--expert-model-parallel-size {degrees.expert}",
             f"--expert-tensor-parallel-size {degrees.expert_tensor}",
+            "--moe-token-dispatcher-type alltoall",
         )
         yield f"expert parallel {degrees.expert}", sizes
     yield f"data parallel {degrees.data}", ()
@@ -115,12 +118,13 @@ def _group(plan: Plan) -> int:
 
 
 def _zero(plan: Plan, degrees: readings.Degrees) -> Iterator[str]:
+    ranks = degrees.data * degrees.context
     sharded = plan.configuration.zero > 0
-    if sharded:
+    if sharded or (ranks == 1 and (_narrow_weights(plan) or _moments(plan))):  # which it wants, also of one rank
         yield "--use-distributed-optimizer"
     if plan.configuration.shard_over:
         yield f"--num-distributed-optimizer-instances {len(plan.stages[0].replicas) // plan.configuration.shard_over}"
-    if degrees.data > 1 and plan.options.overlap:
+    if ranks > 1 and plan.options.overlap:
         yield "--overlap-grad-reduce"
         if sharded:
             yield "--overlap-param-gather"
@@ -138,36 +142,64 @@ def _recompute(plan: Plan) -> Iterator[str]:
     elif modules:
         yield "--recompute-granularity selective"
         yield f"--recompute-modules {' '.join(modules)}"
+        if "moe_act" in modules:
+            yield "--moe-grouped-gemm"
 
 
 def _precision(plan: Plan) -> Iterator[str]:
-    options = dict(o.partition("=")[::2] for o in plan.options.precision.partition(":")[2].split(",") if o)
-    wide = {"--grad-reduce-in-bf16"} if options.get("grads") == options.get("reduce", "fp32") == "fp32" else set()
-    yield from (argument for argument in FORMATS[readings.precision_base(plan)] if argument not in wide)
-    ends = [int(options.get(end, 0)) for end in ("first", "last")]
-    if any(ends):
+    kinds, chosen = FORMATS[readings.precision_base(plan)], precision_of(plan.options.precision)
+    yield from kinds
+    yield from _narrow_weights(plan)
+    if "--bf16" in kinds and chosen.gradient_bytes < WIDE_BYTES:
+        yield BF16_GRADIENTS
+        if chosen.held_gradient_bytes >= WIDE_BYTES:
+            yield WIDE_SUMS
+    elif "--fp16" in kinds and chosen.gradient_bytes >= WIDE_BYTES:
+        yield "--accumulate-allreduce-grads-in-fp32"
+    if chosen.first or chosen.last:
         yield "--first-last-layers-bf16"
-        yield f"--num-layers-at-start-in-bf16 {ends[0]}"
-        yield f"--num-layers-at-end-in-bf16 {ends[1]}"
-    optimizer, _, moments = plan.options.optimizer.partition(":moments=")
-    yield f"--optimizer {'sgd' if optimizer not in ('adam', 'adamw') else 'adam'}"
-    if moments:
-        yield "--use-precision-aware-optimizer"
-        yield f"--exp-avg-dtype {moments}"
-        yield f"--exp-avg-sq-dtype {moments}"
+        yield f"--num-layers-at-start-in-bf16 {chosen.first}"
+        yield f"--num-layers-at-end-in-bf16 {chosen.last}"
+    optimizer = plan.options.optimizer.partition(":")[0]
+    if optimizer in MOMENTUM:
+        yield "--optimizer sgd"
+        yield f"--sgd-momentum {MOMENTUM[optimizer]}"
+    else:
+        yield "--optimizer adam"
+        yield from _moments(plan)
+
+
+def _narrow_weights(plan: Plan) -> tuple[str, ...]:
+    """Arguments that keep no weights in bf16, where the precision does without."""
+    alone = "weights=bf16" not in plan.options.precision
+    return NARROW_WEIGHTS.get(readings.precision_base(plan), ()) if alone else ()
+
+
+def _moments(plan: Plan) -> tuple[str, ...]:
+    """Arguments about narrower running means of Adam."""
+    moments = plan.options.optimizer.partition(":moments=")[2]
+    if not moments:
+        return ()
+    return "--use-precision-aware-optimizer", f"--exp-avg-dtype {moments}", f"--exp-avg-sq-dtype {moments}"
+
+
+def _experts(plan: Plan) -> int:
+    """Experts of a mixture; 0 without one, or where no group shares operators."""
+    return max(
+        (h.count for s in plan.shardings for e in s.blocks for h in e.holdings if h.what == "experts"), default=0
+    )
 
 
 def _model(plan: Plan) -> Iterator[str]:
-    yield f"--num-layers {len(readings.layers(plan))}"
+    yield f"--num-layers {len(layers(plan))}"
     length = readings.sequence_length(plan)
     if length:
         yield f"--seq-length {length}"
         yield f"--max-position-embeddings {length}"
     if not readings.is_tied(plan):
         yield "--untie-embeddings-and-output-weights"
-    holdings = {h.count for s in plan.shardings for e in s.blocks for h in e.holdings if h.what == "experts"}
-    if holdings:
-        yield f"--num-experts {max(holdings)}"
+    if experts := _experts(plan):
+        yield f"--num-experts {experts}"
 
 
 def _left_out(plan: Plan) -> Iterator[str]:
@@ -190,6 +222,7 @@ def _write(plan: Plan) -> Export:
         "# MODEL_ARGS: arguments of the model itself, as --hidden-size, --num-attention-heads and --vocab-size;",
         "# DATA_ARGS: data, tokenizer, learning rate, --train-iters; PROGRAM: pretrain_bert.py and others.",
         "export CUDA_DEVICE_MAX_CONNECTIONS=1",
+        *(["export NVTE_CPU_OFFLOAD_V1=1"] if plan.stages[0].offload else []),
         'read -r -a model_arguments <<< "${MODEL_ARGS:?}"',
         'read -r -a data_arguments <<< "${DATA_ARGS:?}"',
     )
@@ -203,8 +236,8 @@ def _write(plan: Plan) -> Export:
     return Export(files, mapped, tuple(left_out), order)
 
 
-FLAGS = re.compile(r"--(bf16|fp16|fp8|fp4|grad-reduce-in-bf16|first-last-layers-bf16|reuse-grad-buf|num-layers-at-)")
-"""Arguments about number formats."""
+FLAGS = re.compile(r"--(bf16|fp16|fp8|fp4|reuse-grad-buf)")
+"""Arguments about the formats of products and weights."""
 
 _IGNORED = {
     "--optimizer-cpu-offload": "optimizer state in host memory",
@@ -328,20 +361,31 @@ def read_arguments(text: str) -> FrameworkJob:
 
 def _format_of(words: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
     """The precision that explains most of the arguments about number formats, and notes on those that it does not."""
-    given = {f"{name} {value}".strip() for name, value in words.items() if FLAGS.match(name)}
-    ends = [_number(words, f"--num-layers-at-{end}-in-bf16", 1) for end in ("start", "end")]
-    ends = ends if "--first-last-layers-bf16" in words else [0, 0]
-    given = {argument for argument in given if not argument.startswith(("--num-layers-at-", "--first-last-layers"))}
-    known = {name: arguments for name, arguments in FORMATS.items() if given.issuperset(arguments)}
-    name = max(known, key=lambda name: len(known[name]))
-    options = [f"{end}={count}" for end, count in zip(("first", "last"), ends, strict=True) if count]
-    left = tuple(f"{argument}: no precision has it beside {name}" for argument in sorted(given - set(known[name])))
-    return f"{name}:{','.join(options)}" if options else name, left
+    recipe = {"--fp8-recipe": "delayed"} if "--fp8-format" in words else {}
+    said = {**recipe, **words}
+    given = {f"{name} {value}".strip() for name, value in said.items() if FLAGS.match(name)}
+    name = max((name for name, own in FORMATS.items() if given.issuperset(own)), key=lambda name: len(FORMATS[name]))
+    narrow = given.intersection(NARROW_WEIGHTS.get(name, ()))
+    left = sorted(given - narrow - set(FORMATS[name]))
+    options = ["weights=bf16"] if name in NARROW_WEIGHTS and not narrow else []
+    if "--bf16" in FORMATS[name] and BF16_GRADIENTS in said:
+        options += ["grads=fp32", "reduce=bf16"] if WIDE_SUMS.partition(" ")[0] in said else []
+    elif name == "bf16":
+        name = "bf16-fp32grad"
+    elif "--bf16" in FORMATS[name] or "--accumulate-allreduce-grads-in-fp32" in said:
+        options += ["grads=fp32"] if FORMATS[name] else []
+    ends = {"first": "start", "last": "end"} if "--first-last-layers-bf16" in said else {}
+    counts = {option: _number(words, f"--num-layers-at-{end}-in-bf16", 1) for option, end in ends.items()}
+    options += [f"{option}={count}" for option, count in counts.items() if count]
+    notes = tuple(f"{argument}: no precision has it beside {name}" for argument in left)
+    return f"{name}:{','.join(options)}" if options else name, notes
 
 
 def _optimizer_of(words: Mapping[str, str]) -> str:
     """The optimizer, with the type of its moments."""
     name, moments = words.get("--optimizer", "adam"), words.get("--exp-avg-dtype", "")
+    if name == "sgd":
+        return "momentum" if words.get("--sgd-momentum", "0.9").strip("0.") else "sgd"
     return f"{name}:moments={moments}" if moments and "--use-precision-aware-optimizer" in words else name
 
 

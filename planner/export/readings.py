@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from planner.errors import UsageError
-from planner.export import Gap
-from planner.graph.blocks import layer_of
 from planner.plans import Block, Plan, ShardedBlock, Sharding
+from planner.plans.items import base_name, block_items, layer_name, layers
 from planner.schedules import ActionKind
 from planner.sharding import AxisRole
 from planner.sharding.layout import parse_layout
@@ -119,39 +118,6 @@ def is_loop(plan: Plan) -> bool:
     return all(stage.replicas == plan.stages[stage.index % workers].replicas for stage in plan.stages)
 
 
-def base_name(block: Block) -> str:
-    """A block's module without the number of its part, `model.layers.0` for `model.layers.0[1/2]`."""
-    return block.name.partition("[")[0]
-
-
-def layer_name(block: Block) -> str:
-    """The numbered module that a block is part of, `model.layers.0`; the block's own name where there is none."""
-    return layer_of(base_name(block))
-
-
-def layers(plan: Plan) -> tuple[str, ...]:
-    """The numbered modules, in order: `model.layers.0`, `model.layers.1`, ..."""
-    names = dict.fromkeys(layer_name(block) for block in plan.block_table)
-    return tuple(name for name in names if name[-1:].isdigit())
-
-
-def block_items(plan: Plan) -> tuple[str, ...]:
-    """For each block: `E` before the layers, `t` in a layer, `L` behind the layers."""
-    layer_names = [layer_name(block) for block in plan.block_table]
-    numbered = [at for at, name in enumerate(layer_names) if name[-1:].isdigit()]
-    first, last = (numbered[0], numbered[-1]) if numbered else (len(layer_names), len(layer_names))
-    return tuple("E" if at < first else "L" if at > last else "t" for at in range(len(layer_names)))
-
-
-def unlike_decoder(plan: Plan) -> Iterator[Gap]:
-    """The missing feature of frameworks for decoders, if the model has not equal layers between embedding and loss."""
-    kinds, items = dict.fromkeys(name.rstrip("0123456789") for name in layers(plan)), block_items(plan)
-    if len(kinds) != 1 or items[0] != "E" or items[-1] != "L":
-        named = ", ".join(kinds) or "none"
-        need = f"a model that is no decoder between an embedding and a loss (kinds of layers: {named})"
-        yield Gap(need, "export to torch")
-
-
 def is_tied(plan: Plan) -> bool:
     """Whether the logits use the embedding's weights."""
     items, table = block_items(plan), plan.block_table
@@ -227,14 +193,6 @@ def some_of(names: Sequence[str]) -> str:
 def precision_base(plan: Plan) -> str:
     """The precision without its options."""
     return plan.options.precision.partition(":")[0]
-
-
-def unlisted(plan: Plan, precisions: Collection[str], optimizers: Collection[str] | None = None) -> Iterator[Gap]:
-    """Missing features: the plan's precision or optimizer, where it is not listed; None allows any optimizer."""
-    if precision_base(plan) not in precisions:
-        yield Gap(f"the precision {plan.options.precision}", f"`--precision {' or '.join(precisions)}`")
-    if optimizers is not None and plan.options.optimizer.partition(":")[0] not in optimizers:
-        yield Gap(f"the optimizer {plan.options.optimizer}", f"`--optimizer {' or '.join(optimizers)}`")
 
 
 def schedule_csv(plan: Plan) -> str:

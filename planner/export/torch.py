@@ -21,10 +21,14 @@ TORCH = dataclasses.replace(
     _TITAN,
     key="torch",
     title="torch.distributed",
-    can=_TITAN.can - {Requirement.SKIP_EDGES, Requirement.EXPERT_PARALLEL, Requirement.SHARDED_GROUPS},
+    can=(_TITAN.can | {Requirement.TIED_PARAMETERS})
+    - {Requirement.SKIP_EDGES, Requirement.EXPERT_PARALLEL, Requirement.SHARDED_GROUPS},
     schedules=(
         "1f1b", "gpipe", "dapple", "interleaved", "hanayo", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "dualpipe-v",
     ),
+    formats=(),
+    formats_in_pipelines=(),
+    decoders=False,
     structure=dataclasses.replace(_TITAN.structure, axes=("tensor",), some_layers=True),
 )  # fmt: skip
 """What torch's own runtime takes: any order in which a stage is on one rank of a pipeline, tensors that go to the next

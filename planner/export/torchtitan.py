@@ -13,7 +13,8 @@ from typing import Any
 
 from planner.errors import UsageError
 from planner.export import Export, Exporter, FrameworkJob, Gap, readings, register
-from planner.plans import Plan
+from planner.plans import Plan, Requirement
+from planner.plans.items import block_items, layer_name, layers
 from planner.space.named import Degrees
 from planner.systems.backends import BACKENDS
 
@@ -29,8 +30,10 @@ SCHEDULES = {
 BY_ORDERS = "PipelineScheduleMulti"
 """Schedule name that torchtitan wants beside a CSV file."""
 
-TYPES = {"bf16": ("bfloat16", "float32"), "bf16-fp32grad": ("bfloat16", "float32"), "fp32": ("float32", "float32")}
+TYPES = {"bf16-fp32grad": ("bfloat16", "float32"), "bf16": ("bfloat16", "float32"), "fp32": ("float32", "float32")}
 """Types of weights in the passes, and of gradients while they are reduced, by precision."""
+
+BACKEND = BACKENDS.get("torchtitan")
 
 Table = dict[str, str | int | bool | list[list[str]]]
 
@@ -40,34 +43,37 @@ ENDS = {"E": ("tok_embeddings",), "L": ("norm", "output")}
 
 def model_parts(plan: Plan) -> list[list[str]]:
     """Modules of each stage, by their names in torchtitan's decoders."""
-    items, layer_names = readings.block_items(plan), readings.layers(plan)
+    items, layer_names = block_items(plan), layers(plan)
     numbers = {name: f"layers.{number}" for number, name in enumerate(layer_names)}
     parts = []
     for stage in plan.stages:
         names: dict[str, None] = {}
         for at in range(*stage.blocks):
-            modules = (numbers[readings.layer_name(plan.block_table[at])],) if items[at] == "t" else ENDS[items[at]]
+            modules = (numbers[layer_name(plan.block_table[at])],) if items[at] == "t" else ENDS[items[at]]
             names.update(dict.fromkeys(modules))
         parts.append(list(names))
     return parts
 
 
 def _missing_features(plan: Plan) -> Iterator[Gap]:
-    items = readings.block_items(plan)
-    several = len(plan.stages) > 1
-    yield from readings.unlike_decoder(plan)
-    if several and any(items[stage.blocks[0]] == "E" for stage in plan.stages[1:]):
-        yield Gap("an embedding divided between stages", "`shardplan plan --pp 1`")
-    if several and plan.shared_parameters:
+    degrees, sharded = readings.degrees(plan), plan.configuration.zero > 0
+    hint = f"`shardplan plan --zero {1 if len(plan.stages) > 1 else 2}`"
+    beside = degrees.tensor * degrees.context * degrees.pipeline
+    if degrees.expert > 1 and not sharded:
+        yield Gap("expert parallel ranks that are no FSDP ranks (data_parallel_shard_degree)", hint)
+    elif min(degrees.data, beside) > 1 and not sharded:
+        yield Gap("replicas without shards (DDP) beside tensor, context or pipeline parallel ranks", hint)
+    elif degrees.context > 1 and not sharded:
+        yield Gap("context parallel ranks without shards: they are FSDP ranks", hint)
+    elif degrees.data * degrees.context == 1 and beside > 1 and readings.precision_base(plan) != "fp32":
+        yield Gap("mixed precision in tensor or pipeline parallel ranks without FSDP ranks", "`shardplan plan --dp 2`")
+    if degrees.expert > 1 and degrees.expert_tensor not in (1, degrees.tensor):
         yield Gap(
-            "weights tied over stages", "`shardplan plan --pp 1`, or a model whose logits have weights of their own"
+            "experts cut over some tensor parallel ranks (expert_tensor_parallel_degree)", "`shardplan plan --ep 1`"
         )
-    degrees = readings.degrees(plan)
-    if degrees.expert > 1 and plan.configuration.zero < 2:
-        yield Gap(
-            "expert parallel ranks that are no FSDP ranks (data_parallel_shard_degree)", "`shardplan plan --zero 2`"
-        )
-    yield from readings.unlisted(plan, TYPES)
+    if plan.schedule.name == "1f1b" and degrees.accumulated < len(plan.stages):
+        few = f"{degrees.accumulated} micro-batches in the schedule 1F1B of {len(plan.stages)} stages"
+        yield Gap(few, "`shardplan plan --schedule gpipe`, smaller micro-batches or fewer stages")
 
 
 def _tables(plan: Plan) -> Mapping[str, Table]:
@@ -77,14 +83,16 @@ def _tables(plan: Plan) -> Mapping[str, Table]:
     over = plan.configuration.shard_over
     groups = len(plan.stages[0].replicas) // over if over else 1
     parallelism: Table = {
-        "data_parallel_replicate_degree": degrees.data if zero < 2 else groups,
-        "data_parallel_shard_degree": degrees.data // groups if zero >= 2 else 1,
+        "data_parallel_replicate_degree": groups if zero else degrees.data,
+        "data_parallel_shard_degree": degrees.data // groups if zero else 1,
         "fsdp_reshard_after_forward": "always" if zero > 2 else "never",
         "tensor_parallel_degree": degrees.tensor,
         "context_parallel_degree": degrees.context,
         "expert_parallel_degree": degrees.expert,
         "pipeline_parallel_degree": degrees.pipeline,
     }
+    if degrees.context > 1 and Requirement.RING_ATTENTION in plan.requires:
+        parallelism["context_parallel_rotate_method"] = "alltoall"
     if degrees.expert > 1:
         parallelism["expert_tensor_parallel_degree"] = degrees.expert_tensor
     if piped:
@@ -124,7 +132,15 @@ def _write(plan: Plan) -> Export:
     files["launch.sh"] = readings.launch(
         plan,
         "-m torchtitan.train",
-        ('--job.config_file "${here}/config.toml"', '"${model_arguments[@]}"'),
+        (
+            '--job.config_file "${here}/config.toml"',
+            *(
+                ['--parallelism.pipeline_parallel_schedule_csv "${here}/schedule.csv"']
+                if "schedule.csv" in files
+                else []
+            ),
+            '"${model_arguments[@]}"',
+        ),
         (
             "# MODEL_ARGS: the model and its data, as --model.name llama3 --model.flavor 8B",
             'here="$(cd "$(dirname "$0")" && pwd)"',
@@ -135,13 +151,13 @@ def _write(plan: Plan) -> Export:
         table: "<br>".join(f"`{key} = {json.dumps(value)}`" for key, value in values.items())
         for table, values in tables.items()
     }
-    modules_of_stages, layer_names = readings.stage_modules(plan), readings.layers(plan)
+    modules_of_stages, layer_names = readings.stage_modules(plan), layers(plan)
     ends = [name for name in (*modules_of_stages[0], *modules_of_stages[-1]) if name not in layer_names]
     decoder = f"{', '.join(ends)}, {layer_names[0]} .. {layer_names[-1]}"
     mapped[decoder] = "`tok_embeddings`, `norm`, `output`, `layers.0` .."
     left_out = [
-        "Types of weights: torchtitan keeps them in float32, casts them for the passes, and reduces gradients in "
-        "float32, whatever else the plan's precision says.",
+        "Types of weights: torchtitan keeps them in float32 and casts them for the passes; gradients travel in "
+        "float32, as the precision bf16-fp32grad has them, whatever else the plan's says.",
         f"The optimizer {plan.options.optimizer} and its settings: `[optimizer]`.",
         *readings.other_times(plan, "torchtitan"),
     ]
@@ -165,7 +181,7 @@ def read_toml(text: str) -> FrameworkJob:
     pipeline, tensor, context, expert = (
         number(parallelism, f"{kind}_parallel_degree", 1) for kind in ("pipeline", "tensor", "context", "expert")
     )
-    sharded = number(parallelism, "data_parallel_shard_degree", -1) != 1
+    sharded = number(parallelism, "data_parallel_shard_degree", -1) != 1 or context > 1
     groups, shards = (number(parallelism, f"data_parallel_{name}_degree", 1) for name in ("replicate", "shard"))
     if sharded and groups != 1 and shards < 2:
         raise UsageError(
@@ -174,7 +190,7 @@ def read_toml(text: str) -> FrameworkJob:
         )
     schedule = _schedule_of(parallelism) if pipeline > 1 else ""
     reshard = parallelism.get("fsdp_reshard_after_forward", "default")
-    whole = reshard == "always" or (reshard == "default" and pipeline == 1)
+    zero = 1 if pipeline > 1 else 2 if reshard == "never" else 3
     local = number(training, "local_batch_size", 1)
     mode = readings.table(tables, "activation_checkpoint").get("mode", "selective")
     parts = parallelism.get("module_fqns_per_model_part") or []
@@ -185,16 +201,18 @@ def read_toml(text: str) -> FrameworkJob:
         expert=max(1, expert * number(parallelism, "expert_tensor_parallel_degree", 1) // tensor),
         micro_batch=number(parallelism, "pipeline_parallel_microbatch_size", 1) if pipeline > 1 else local,
         schedule=schedule,
-        zero=(3 if whole else 2) if sharded else 0,
+        zero=zero if sharded else 0,
         shard_over=shards if sharded and groups > 1 else 0,
         recompute=mode == "full",
         layout="|".join(map(_items, parts)) if pipeline > 1 else "",
     )
     types = training.get("mixed_precision_param", "bfloat16"), training.get("mixed_precision_reduce", "float32")
-    precision = next((name for name, known in TYPES.items() if known == types), "")
+    precision = next((name for name, kinds in TYPES.items() if kinds == types), "")
     ignored = [] if precision else [f"mixed_precision of {' and '.join(map(str, types))}: no precision has them"]
     if mode == "selective":
         ignored.append("activation_checkpoint.mode selective: nothing is computed again here")
+    if reshard == "always" and pipeline > 1 and sharded:
+        ignored.append("fsdp_reshard_after_forward always: stages keep weights gathered once they have run backward")
     batch = number(training, "global_batch_size", -1)
     sequence = number(training, "seq_len", 0)
     return FrameworkJob(degrees, batch if batch > 0 else None, precision, "adamw", None, tuple(ignored), sequence)
@@ -221,7 +239,7 @@ def _items(modules: Sequence[str]) -> str:
 
 register(
     Exporter(
-        backend=BACKENDS.get("torchtitan"),
+        backend=BACKEND,
         missing=_missing_features,
         write=_write,
         start="Run `launch.sh` on every machine, with `MODEL_ARGS` set; `config.toml` is torchtitan's configuration.",

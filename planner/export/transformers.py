@@ -17,12 +17,19 @@ from planner.export import Export, Exporter, Gap, readings, register
 from planner.plans import Plan, Requirement
 from planner.systems.backends import BACKENDS, GROUPS
 
+FORMATS = {"fp32": "fp32", "tf32": "tf32", "bf16": "bf16", "bf16-fp32grad": "bf16", "fp16": "fp16"}
+"""Arguments of the Trainer by precision."""
+
+OPTIMIZERS = {"adam": "adamw_torch", "adamw": "adamw_torch", "sgd": "sgd", "adafactor": "adafactor"}
+
 TRANSFORMERS = dataclasses.replace(
     BACKENDS.get("fsdp"),
     key="transformers",
     title="transformers",
     can=BACKENDS.get("fsdp").can | GROUPS - {Requirement.INTERLEAVED_SPLIT},
     zero=(0, 2, 3),
+    formats=tuple(FORMATS),
+    optimizers=tuple(OPTIMIZERS),
     structure=dataclasses.replace(
         BACKENDS.get("fsdp").structure,
         axes=("tensor", "expert"),
@@ -41,11 +48,6 @@ STYLES = {
     "summed": "replicated_with_grad_allreduce",
 }
 """Names in `ALL_PARALLEL_STYLES` by our style."""
-
-FORMATS = {"fp32": "fp32", "tf32": "tf32", "bf16": "bf16", "bf16-fp32grad": "bf16", "fp16": "fp16"}
-"""Arguments of the Trainer by precision."""
-
-OPTIMIZERS = {"adam": "adamw_torch", "adamw": "adamw_torch", "sgd": "sgd", "adafactor": "adafactor"}
 
 _NUMBER = re.compile(r"\.\d+(?=\.|$)")
 """The number of a layer in the path of a module."""
@@ -72,7 +74,6 @@ def _missing_features(plan: Plan) -> Iterator[Gap]:
         degrees.expert % degrees.tensor or (plan.configuration.zero < 2 and degrees.expert > degrees.tensor)
     ):
         yield Gap("expert parallel ranks that are no FSDP ranks (ep_size)", "`shardplan plan --zero 3`, or `--ep 1`")
-    yield from readings.unlisted(plan, FORMATS, OPTIMIZERS)
 
 
 def configuration(plan: Plan) -> dict[str, Any]:

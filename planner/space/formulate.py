@@ -126,7 +126,7 @@ class Formulator:
             zero=zero,
             max_stages=min(n for n in (job.max_stages, max(job.pipeline_stages, default=0), piped, _ANY) if n) % _ANY,
             pins=np.array(pinned_blocks(job, costs.names), dtype=np.int64).reshape(-1, 2),
-            stage_counts=np.array(sorted(set(job.pipeline_stages)), dtype=np.int64),
+            stage_counts=np.array(_stage_counts(job, zero, len(costs.parameter_elements)), dtype=np.int64),
             overlap=self.overlap,
             replicas=placement.replicas,
             shardings=np.full(len(placement.replicas), costs.sharding, dtype=np.int64),
@@ -346,6 +346,14 @@ def warm_up_tables(
     if counts is None:
         raise UsageError(f"schedule {schedule!r} cannot be searched over stages", hint="use 1f1b or gpipe")
     return counts[0], np.minimum(counts[1], coming[0, -1]), counts[2]
+
+
+def _stage_counts(job: Job, zero: int, blocks: int) -> list[int]:
+    """Numbers of stages that a job allows with a ZeRO stage, ascending; empty for any."""
+    counts = sorted(set(job.pipeline_stages))
+    if not job.structure.zero_alone or zero in job.structure.zero_alone:
+        return counts
+    return [count for count in counts or range(2, blocks + 1) if count > 1]
 
 
 def _transfers(sends: Sequence[Terms], payload_bytes: np.ndarray, gather_s: np.ndarray | None) -> np.ndarray:

@@ -193,8 +193,8 @@ def forbidden_choices(
 def _outside_structure(structure: Structure, decision: Configuration, names: Sequence[str]) -> Iterator[int]:
     """Indices of stages that break the restrictions of the wanted frameworks."""
     first, starts = decision.stages[0], layer_starts(names) if structure.whole_layers else ()
-    zero = structure.zero_in_pipelines
-    if zero and len(decision.stages) > 1 and decision.zero not in zero:
+    zero = structure.zero_in_pipelines if len(decision.stages) > 1 else structure.zero_alone
+    if zero and decision.zero not in zero:
         yield 0
     for index, stage in enumerate(decision.stages):
         alike = (stage.sharding, stage.keeping) == (first.sharding, first.keeping)

@@ -15,10 +15,11 @@ class Structure:
         whole_layers: stages begin where a layer begins.
         axes: allowed roles of mesh axes (`planner.sharding.AxisRole`); tensor axes then split operators as the layers
             of frameworks do (`planner.sharding.limits`). Empty allows anything.
-        powers_of_two: mesh axes have 1, 2, 4, 8 .. ranks.
+        powers_of_two: mesh axes have 1, 2, 4, 8 .. ranks, as is usual; a search looks at no others.
         head_groups: what the ranks of the tensor axes must divide: "" nothing, "heads" the attention heads, "key-value
             heads" the heads that have keys of their own.
         zero_in_pipelines: allowed ZeRO stages of plans with several pipeline stages; empty for those of the job.
+        zero_alone: allowed ZeRO stages of plans with one stage; empty for those of the job.
         between_layers: allowed layouts of tensors between layers on a tensor axis, "replicated" or "sequence"; empty
             for both.
         some_layers: stages may recompute the first of their layers only.
@@ -34,6 +35,7 @@ class Structure:
     powers_of_two: bool = False
     head_groups: str = ""
     zero_in_pipelines: tuple[int, ...] = ()
+    zero_alone: tuple[int, ...] = ()
     between_layers: tuple[str, ...] = ()
     some_layers: bool = True
     offloads: tuple[str, ...] = ()

@@ -21,8 +21,8 @@ def graph(model: str, seq: int = 256) -> Graph:
 @cache
 def plan(
     model: str = "llama3.2-1b", nodes: int = 1, global_batch: int = 64, precision: str = "bf16", seq: int = 256,
-    backends: tuple[str, ...] = (), **degrees: Any,
+    optimizer: str = "adam", backends: tuple[str, ...] = (), **degrees: Any,
 ) -> Plan:  # fmt: skip
-    job = planner.Job(global_batch=global_batch, precision=precision, backends=backends)
+    job = planner.Job(global_batch=global_batch, precision=precision, optimizer=optimizer, backends=backends)
     cluster = planner.load_cluster("dgx-h100", nodes=nodes)
     return planner.predict(graph(model, seq), cluster, job, planner.Degrees(**degrees), fewest_weights=True).plan

@@ -17,6 +17,9 @@ from tests.export.plans import graph, plan
 
 ALONE = ("jax", "transformers")
 """Exporters without pipelines."""
+SHARDED = {"torchtitan": 1}
+FORMAT = dict.fromkeys(export.names(), "bf16") | {"torchtitan": "bf16-fp32grad"}
+"""ZeRO stage and precision of a pipeline that each takes, others than 0 and bf16."""
 
 
 def files(found: Plan, name: str) -> dict[str, str]:
@@ -73,23 +76,26 @@ def test_a_layout_goes_to_megatron_as_it_came(layout: str, workers: int) -> None
 def test_tied_weights_experts_modules_and_formats_for_megatron() -> None:
     tied = files(plan("llama3.2-1b", zero=1), "megatron")["arguments.txt"]
     assert "--untie" not in tied
-    mixture = plan("mixtral-8x7b", expert=4, tensor=2, zero=1, repeats=("layernorm", "moe_act"), precision="fp8")
+    mixture = plan("mixtral-8x7b", expert=4, tensor=2, zero=1, repeats=("layernorm", "moe_act"), precision="fp8-cs")
     lines = files(mixture, "megatron")["arguments.txt"].splitlines()
-    assert lines[:6] == [
+    assert lines[:7] == [
         "--tensor-model-parallel-size 2",
         "--sequence-parallel",
         "--expert-model-parallel-size 8",  # two experts' axes: the 4 ranks with samples of their own, and the 2 beside
         "--expert-tensor-parallel-size 1",
+        "--moe-token-dispatcher-type alltoall",
         "--pipeline-model-parallel-size 1",
         "--micro-batch-size 1",
     ]
     assert "--recompute-modules layernorm moe_act" in lines
-    assert {"--bf16", "--fp8-format hybrid", "--fp8-recipe delayed", "--num-experts 8"} <= set(lines)
+    assert {"--bf16", "--fp8-format hybrid", "--fp8-recipe tensorwise", "--num-experts 8"} <= set(lines)
     moving = plan("mixtral-8x7b", expert=4, tensor=2, zero=1, repeats=("moe_act",), offload=("expert_fc1", "moe_act"))
     lines = files(moving, "megatron")["arguments.txt"].splitlines()
-    assert lines[lines.index("--recompute-modules moe_act") :][1:3] == [
+    assert lines[lines.index("--recompute-modules moe_act") :][1:4] == [
+        "--moe-grouped-gemm",
         "--fine-grained-activation-offloading", "--offload-modules expert_fc1 moe_act"
     ]  # fmt: skip
+    assert "export NVTE_CPU_OFFLOAD_V1=1\n" in files(moving, "megatron")["launch.sh"]
     with pytest.raises(PlanError, match="attn_proj in the host's memory without core_attn"):
         files(plan("llama3.2-1b", zero=1, offload=("attn_proj",)), "megatron")
     with pytest.raises(PlanError, match=r"torchtitan lacks activations in the host's memory \(core_attn\)"):
@@ -109,7 +115,7 @@ def test_ranks_are_in_megatrons_order_or_said() -> None:
     assert "--use-tp-pp-dp-mapping" not in outside["arguments.txt"]
     assert "hosts.csv" not in outside
     # torchtitan counts pipeline ranks slowest: its ranks 2 and 3 are the second replica of stage 0, devices 4 and 5
-    titan = files(plan("llama3-8b", tensor=2, pipeline=2, zero=2, adjacent=False), "torchtitan")
+    titan = files(plan("llama3-8b", tensor=2, pipeline=2, zero=1, adjacent=False, precision="fp32"), "torchtitan")
     assert titan["hosts.csv"].splitlines()[:5] == [
         "rank,plan_rank,machine,device", "0,0,node0,0", "1,1,node0,1", "2,4,node0,4", "3,5,node0,5"
     ]  # fmt: skip
@@ -122,7 +128,9 @@ def test_launchers_place_ranks_on_the_machines_of_the_plan() -> None:
     assert plain["slurm.hosts"] == "node0\n" * 8 + "node1\n" * 8
     assert "`node0`, `node1`." in plain["EXPORT.md"]
     # a replica a machine, two stages on it: torchtitan counts the first stages of both machines before the second ones
-    apart = files(plan("llama3-8b", nodes=2, tensor=4, pipeline=2, zero=2, adjacent=False), "torchtitan")
+    apart = files(
+        plan("llama3-8b", nodes=2, tensor=4, pipeline=2, zero=1, adjacent=False, precision="fp32"), "torchtitan"
+    )
     assert apart["slurm.hosts"].split() == [f"node{n}" for n in (0, 1, 0, 1) for _ in range(4)]
     assert apart["hosts.csv"].splitlines()[5] == "4,8,node1,0"
     assert "hostfile" not in apart
@@ -130,7 +138,7 @@ def test_launchers_place_ranks_on_the_machines_of_the_plan() -> None:
 
 
 def test_torchtitan_configuration() -> None:
-    found = plan("llama3-8b", tensor=2, pipeline=2, zero=2, micro_batch=2, recompute=True)
+    found = plan("llama3-8b", tensor=2, pipeline=2, zero=1, micro_batch=2, recompute=True, precision="bf16-fp32grad")
     written = files(found, "torchtitan")
     configuration = tomllib.loads(written["config.toml"])
     assert configuration["parallelism"] == {
@@ -156,12 +164,15 @@ def test_torchtitan_configuration() -> None:
 
 
 def test_torchtitan_has_chunks_and_orders_by_csv_where_torchs_own_differ() -> None:
-    found = plan("llama3-8b", pipeline=2, zero=0, chunks=2, schedule="interleaved:group=3", global_batch=24)
+    found = plan(
+        "llama3-8b", pipeline=2, zero=1, chunks=2, schedule="interleaved:group=3", global_batch=24, precision="fp32"
+    )
     written = files(found, "torchtitan")
     parallelism = tomllib.loads(written["config.toml"])["parallelism"]
     # 6 micro-batches a replica: torch would take 2 ranks' groups of 2
     assert parallelism["pipeline_parallel_schedule"] == "PipelineScheduleMulti"
     assert parallelism["pipeline_parallel_schedule_csv"] == "schedule.csv"
+    assert '--parallelism.pipeline_parallel_schedule_csv "${here}/schedule.csv"' in written["launch.sh"]
     assert [len(part) for part in parallelism["module_fqns_per_model_part"]] == [9, 8, 8, 10]
     assert [row.split(",")[:4] for row in written["schedule.csv"].splitlines()] == [
         ["0F0", "0F1", "0F2", "2F0"],
@@ -193,7 +204,7 @@ def test_deepspeed_configuration_and_partition() -> None:
 
 
 def test_torch_stages_styles_and_orders() -> None:
-    written = files(plan("llama3-8b", tensor=2, pipeline=2, zero=2, micro_batch=16), "torch")
+    written = files(plan("llama3-8b", tensor=2, pipeline=2, zero=1, micro_batch=16), "torch")
     document = json.loads(written["parallel.json"])
     assert document["stages"][1] == [*layers(16, 31, "model.layers."), "model.norm", "lm_head"]
     assert document["mesh"] == {"axes": ["pipeline", "data", "tensor"], "shape": [2, 2, 2], "ranks": list(range(8))}
@@ -290,7 +301,8 @@ def test_galvatron_strategy_has_an_entry_for_each_layer() -> None:
 
 @pytest.mark.parametrize("name", [name for name in export.names() if export.EXPORTERS.get(name).files_of_model is None])
 def test_the_page_says_what_was_mapped_and_what_not(name: str) -> None:
-    found = export.export(plan("llama3-8b", pipeline=1 if name in ALONE else 2, zero=0), name)
+    deep = 1 if name in ALONE else 2
+    found = export.export(plan("llama3-8b", pipeline=deep, zero=SHARDED.get(name, 0), precision=FORMAT[name]), name)
     page = str(found.files["EXPORT.md"])
     assert "llama3-8b on dgx-h100" in page
     assert all(f"\n- {text}\n" in page for text in found.left_out)
@@ -308,7 +320,7 @@ def test_the_page_says_what_was_mapped_and_what_not(name: str) -> None:
         ("megatron", {"model": "llama3-8b", "pipeline": 2, "schedule": "zb-h1"}, "the schedule zb-h1"),
         ("megatron", {"model": "llama3-8b", "pipeline": 2, "starts": ("model.layers.15[2/2]",)}, "layers divided"),
         ("torchtitan", {"model": "llama3-8b", "zero": 1}, "torchtitan lacks ZeRO-1"),
-        ("torchtitan", {"model": "llama3.2-1b", "pipeline": 2}, "weights tied over stages"),
+        ("torchtitan", {"model": "llama3.2-1b", "pipeline": 2}, "tied parameters"),
         ("torchtitan", {"model": "mixtral-8x7b", "expert": 4}, "no FSDP ranks"),
         ("torchtitan", {"model": "llama3-8b", "repeats": ("layernorm",)}, "lacks modules recomputed alone (layernorm)"),
         ("deepspeed", {"model": "llama3-8b", "pipeline": 2, "zero": 2}, "ZeRO-2 in a pipeline"),

@@ -36,20 +36,33 @@ PLANS: list[tuple[str, str, dict[str, Any]]] = [
     ("megatron", "llama3-8b", {"pipeline": 2, "layout": "Et*15|t*17L", "micro_batch": 4}),
     ("megatron", "llama3.2-1b", {"zero": 1, "repeats": ("layernorm",)}),
     ("megatron", "llama3.2-1b", {"tensor": 4, "precision": "bf16-fp32grad"}),
-    ("megatron", "llama3-8b", {"tensor": 2, "pipeline": 2, "zero": 1, "precision": "fp8:first=1,last=2"}),
+    ("megatron", "llama3-8b", {"tensor": 2, "pipeline": 2, "zero": 1, "precision": "fp8-cs:first=1,last=2"}),
     ("megatron", "llama3-8b", {"pipeline": 2, "adjacent": False}),
     ("megatron", "llama3.2-1b", {"context": 2, "zero": 1}),
     ("megatron", "mixtral-8x7b", {"expert": 4, "tensor": 2, "zero": 1}),
-    ("torchtitan", "llama3-8b", {"tensor": 2, "pipeline": 2, "micro_batch": 2, "recompute": True}),
+    ("megatron", "llama3-8b", {"zero": 1, "precision": "fp8-blockwise:grads=fp32"}),
+    ("megatron", "llama3-8b", {"zero": 1, "precision": "fp8-cs:weights=bf16"}),
+    ("megatron", "llama3-8b", {"zero": 1, "precision": "bf16:grads=fp32,reduce=bf16"}),
+    (
+        "torchtitan", "llama3-8b",
+        {"tensor": 2, "pipeline": 2, "micro_batch": 2, "recompute": True, "zero": 1, "precision": "bf16-fp32grad"},
+    ),
     ("megatron", "llama3-8b", {"zero": 1, "offload": ("core_attn", "attn_proj"), "repeats": ("layernorm",)}),
-    ("torchtitan", "llama3-8b", {"pipeline": 2, "chunks": 2, "schedule": "zb-v"}),
-    ("torchtitan", "llama3-8b", {"pipeline": 4, "chunks": 2}),
-    ("torchtitan", "llama3-8b", {"zero": 3, "micro_batch": 2}),
+    (
+        "torchtitan", "llama3-8b",
+        {"pipeline": 2, "chunks": 2, "schedule": "zb-v", "zero": 1, "precision": "bf16-fp32grad"},
+    ),
+    ("torchtitan", "llama3-8b", {"pipeline": 4, "chunks": 2, "zero": 1, "precision": "fp32"}),
+    ("torchtitan", "llama3-8b", {"context": 8, "zero": 2, "precision": "bf16-fp32grad"}),
+    ("torchtitan", "llama3-8b", {"context": 4, "zero": 3, "precision": "bf16-fp32grad"}),
+    ("torchtitan", "llama3-8b", {"zero": 3, "micro_batch": 2, "precision": "bf16-fp32grad"}),
     ("torchtitan", "llama3-8b", {"zero": 2, "tensor": 2, "precision": "fp32"}),
     ("deepspeed", "llama3.2-1b", {"zero": 3, "micro_batch": 2}),
     ("deepspeed", "llama3.2-1b", {"zero": 1, "precision": "bf16-deepspeed"}),
     ("deepspeed", "gpt2", {"zero": 2, "precision": "fp16"}),
-]
+    ("deepspeed", "gpt2", {"zero": 2, "precision": "bf16-fp32grad"}),
+    ("deepspeed", "mixtral-8x7b", {"expert": 4, "zero": 3}),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "model", "degrees"), PLANS, ids=lambda x: str(x).replace("'", ""))
@@ -66,12 +79,12 @@ def test_what_was_exported_reads_back_as_the_same_configuration(name: str, model
     [
         ("megatron", {"tensor_parallel": (4,), "pipeline_stages": (2,)}),
         ("megatron", {"tensor_parallel": (2,), "pipeline_stages": (1,), "zero": (1,)}),
-        ("torchtitan", {"tensor_parallel": (2,), "zero": (3,)}),
+        ("torchtitan", {"tensor_parallel": (2,), "zero": (3,), "precision": "bf16-fp32grad"}),
         ("deepspeed", {"pipeline_stages": (1,), "zero": (3,)}),
     ],
 )
 def test_a_plan_for_a_framework_is_predicted_alike_from_its_files(name: str, limits: dict[str, Any]) -> None:
-    job = planner.Job(64, precision="bf16", backends=(name,), **limits)
+    job = planner.Job(64, **{"precision": "bf16", "backends": (name,), **limits})
     found = planner.plan(graph("llama3.2-1b"), planner.load_cluster("dgx-h100"), job)
     read = again(found, name, "llama3.2-1b")
     assert read.predictions.reached_s == pytest.approx(found.predictions.reached_s, rel=1e-3)

@@ -14,6 +14,8 @@ from typing import Any
 
 from planner.errors import JobError, Problem
 from planner.graph import Graph
+from planner.graph.blocks import build_chain
+from planner.plans.items import is_decoder
 from planner.plans.types import Requirement
 from planner.registry import Registry
 from planner.sharding import attention_heads
@@ -51,6 +53,14 @@ class Backend:
         can: what of `Plan.requires` it does; ZeRO stages are in `zero`.
         schedules: orders of work, names in `planner.schedules`; empty without pipelines.
         zero: ZeRO stages of plans with one stage; of those with several `structure.zero_in_pipelines`, if it says some.
+        formats: precisions that it trains in, without their options, the usual one first; empty for any.
+        formats_in_pipelines: those of plans with several stages; empty for all of `formats`.
+        zero_of_formats: by precision, the ZeRO stages that go with it, where not all do.
+        optimizers: those that it has; empty for any.
+        sharded_optimizers: those whose state ZeRO can shard; empty for all.
+        unable: by precision, what it cannot do beside: run some kinds of modules again alone, or leave the `first` or
+            the `last` layers in wider formats.
+        decoders: it takes models of an embedding, equal layers and a loss only.
         structure: what its plans are like beside.
         modules: kinds of modules whose forward can be run again alone (`planner.operators.modules`), `*` for any.
         offloads: kinds of modules whose activations it can keep in the host's memory; `layer_input` for the inputs of
@@ -66,6 +76,13 @@ class Backend:
     schedules: tuple[str, ...]
     zero: tuple[int, ...]
     structure: Structure
+    formats: tuple[str, ...] = ()
+    formats_in_pipelines: tuple[str, ...] = ()
+    zero_of_formats: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    optimizers: tuple[str, ...] = ()
+    sharded_optimizers: tuple[str, ...] = ()
+    unable: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    decoders: bool = False
     modules: tuple[str, ...] = ()
     offloads: tuple[str, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -82,9 +99,26 @@ class Backend:
         heads, groups = attention_heads(graph)
         return {"heads": heads, "key-value heads": groups}.get(self.structure.head_groups, 0)
 
-    def repeats(self, modules: Sequence[str]) -> bool:
-        """Whether it can run the forward of all these modules again, and of no others."""
-        return "*" in self.modules or set(modules) <= set(self.modules)
+    def repeats(self, modules: Sequence[str], precision: str = "") -> bool:
+        """Whether it can run the forward of all these modules again, and of no others, in a precision."""
+        unable = self.unable.get(precision.partition(":")[0], ())
+        return not set(modules) & set(unable) and ("*" in self.modules or set(modules) <= set(self.modules))
+
+    def trains_in(self, precision: str, *, piped: bool = False) -> bool:
+        """Whether it trains in a precision, options aside: plans with several stages, or those with one."""
+        formats = (self.formats_in_pipelines if piped else ()) or self.formats
+        return not formats or not precision or precision.partition(":")[0] in formats
+
+    def zero_for(self, precision: str, optimizer: str, *, piped: bool) -> tuple[int, ...]:
+        """ZeRO stages with a precision and an optimizer, of plans with several stages or with one."""
+        stages = (self.structure.zero_in_pipelines if piped else ()) or self.zero
+        fitting = self.zero_of_formats.get(precision.partition(":")[0], stages)
+        sharded = not self.sharded_optimizers or optimizer.partition(":")[0] in self.sharded_optimizers
+        return tuple(stage for stage in stages if stage in fitting and (sharded or not stage))
+
+    def has_optimizer(self, optimizer: str) -> bool:
+        """Whether it has an optimizer, options aside."""
+        return not self.optimizers or optimizer.partition(":")[0] in self.optimizers
 
     @property
     def groups(self) -> bool:
@@ -125,30 +159,30 @@ def backends_of(job: Job) -> tuple[Backend, ...]:
     return tuple(BACKENDS.get(name) for name in dict.fromkeys(job.backends or usual_backends()))
 
 
-def distinct(backends: Sequence[Backend]) -> tuple[Backend, ...]:
-    """Those of some frameworks that take plans which the others do not, so that a search for these serves all."""
-    left = list(backends)
+def distinct(backends: Sequence[Backend], job: Job, graph: Graph) -> tuple[Backend, ...]:
+    """Those of some frameworks that take plans of a job which the others do not: a search for these serves all."""
+    left, decoder = list(backends), is_decoder(tuple(block.name for block in build_chain(graph).blocks))
     for backend in backends:
-        others = [other for other in left if other is not backend]
-        if all(any(_takes_all(other, backend, *kind) for other in others) for kind in _zero_kinds(backend)):
+        others = [other for other in left if other is not backend and (decoder or not other.decoders)]
+        kinds = _zero_kinds(backend, job)
+        if all(any(kind in _zero_kinds(o, job) and _takes_all(o, backend, kind[1]) for o in others) for kind in kinds):
             left.remove(backend)
     return tuple(left)
 
 
-def _zero_kinds(backend: Backend) -> set[tuple[int, bool]]:
-    """(ZeRO stage, whether beside a pipeline) of the plans that a framework takes."""
-    piped = backend.structure.zero_in_pipelines or backend.zero if backend.pipelines else ()
-    return {*((stage, False) for stage in backend.zero), *((stage, True) for stage in piped)}
+def _zero_kinds(backend: Backend, job: Job) -> set[tuple[int, bool]]:
+    """(ZeRO stage, whether beside a pipeline) of the plans of a job that a framework takes."""
+    able = (piped for piped in {False, backend.pipelines} if backend.trains_in(job.precision, piped=piped))
+    return {(zero, piped) for piped in able for zero in backend.zero_for(job.precision, job.optimizer, piped=piped)}
 
 
-def _takes_all(other: Backend, backend: Backend, zero: int, piped: bool) -> bool:
-    """Whether a framework takes all plans of another with a ZeRO stage, in a pipeline or not."""
+def _takes_all(other: Backend, backend: Backend, piped: bool) -> bool:
+    """Whether a framework takes all plans of another, in a pipeline or not, with the ZeRO stages that it has."""
     free, own = other.structure, backend.structure
     restrictions = ("equal_replicas", "alike", "whole_layers", "powers_of_two")
     return (
-        (zero, piped) in _zero_kinds(other)
-        and backend.can <= other.can
-        and set(backend.schedules) <= set(other.schedules)
+        backend.can - (frozenset() if piped else PIPELINE) <= other.can
+        and (not piped or set(backend.schedules) <= set(other.schedules))
         and other.repeats(backend.modules)
         and set(backend.offloads) <= set(other.offloads)
         and _includes(free.axes, own.axes)
@@ -169,6 +203,7 @@ def structure_of(backends: Sequence[Backend]) -> Structure:
     own = [backend.structure for backend in backends if backend.groups or backend.pipelines] or [Structure()]
     shared = [backend.structure for backend in backends if backend.groups] or [Structure()]
     piped = [backend.structure.zero_in_pipelines or backend.zero for backend in backends if backend.pipelines]
+    alone = {stage for backend in backends for stage in backend.zero}
     axes = () if any(not s.axes for s in shared) else tuple(dict.fromkeys(name for s in shared for name in s.axes))
     groups = sorted({s.head_groups for s in shared}, key=("", "heads", "key-value heads").index)
     free = any(not s.between_layers for s in shared)
@@ -181,6 +216,7 @@ def structure_of(backends: Sequence[Backend]) -> Structure:
         powers_of_two=all(s.powers_of_two for s in shared),
         head_groups=groups[0],
         zero_in_pipelines=tuple(sorted({stage for stages in piped for stage in stages})),
+        zero_alone=() if all(alone.issuperset(stages) for stages in piped) else tuple(sorted(alone)),
         between_layers=tuple(between),
         some_layers=any(s.some_layers for s in own),
         **_offload_limits(backends),
@@ -204,22 +240,40 @@ def within_limits(job: Job, backends: Sequence[Backend]) -> Job:
     if not backends:
         limits = _offload_limits([backend for _, backend in BACKENDS.items()])
         return dataclasses.replace(job, structure=dataclasses.replace(job.structure, offloads=limits["offloads"]))
-    zero = {stage for backend in backends for stage in (*backend.zero, *backend.structure.zero_in_pipelines)}
+    piped = [backend for backend in backends if backend.pipelines and backend.trains_in(job.precision, piped=True)]
+    most = job.max_stages if piped else 1
+    single = (most or max(job.pipeline_stages, default=0)) == 1
+    zero = {
+        z
+        for b in backends
+        for deep in {False, not single}
+        for z in b.zero_for(job.precision, job.optimizer, piped=deep)
+    }
     orders = {name for backend in backends for name in backend.schedules}
     kept = tuple(stage for stage in job.zero if stage in zero)
     own = not given(job, ("zero",)) and len(kept) < len(job.zero)
     names = tuple(name for name in job.schedules if name.partition(":")[0] in orders)
-    plain = job.recompute == "auto" and not any(backend.modules for backend in backends)
+    modules = (b.modules and not b.unable.get(job.precision.partition(":")[0]) for b in backends)
+    plain = job.recompute == "auto" and not any(modules)
+    structure = structure_of(backends)
+    asked = (job.tensor_parallel, job.context_parallel, job.expert_parallel, *job.meshes)
+    if any(ranks & (ranks - 1) for sizes in asked for ranks in sizes):
+        structure = dataclasses.replace(structure, powers_of_two=False)
     return dataclasses.replace(
         job,
         backends=tuple(backend.key for backend in backends),
         zero=tuple(sorted(zero)) if own else kept,
         schedules=names or job.schedules,
-        max_stages=job.max_stages if any(backend.pipelines for backend in backends) else 1,
+        max_stages=most,
         tensor_parallel=job.tensor_parallel if any(backend.groups for backend in backends) else (1,),
         recompute="layers" if plain else job.recompute,
-        structure=structure_of(backends),
+        structure=structure,
     )
+
+
+def able(job: Job, backends: Sequence[Backend], graph: Graph) -> tuple[Backend, ...]:
+    """Those of some frameworks that can do what the user wants."""
+    return tuple(backend for backend in backends if _contradiction(job, backend, graph) is None)
 
 
 def contradiction(job: Job, backends: Sequence[Backend], graph: Graph) -> Problem | None:
@@ -235,7 +289,9 @@ def _contradiction(job: Job, backend: Backend, graph: Graph) -> Problem | None:
     if given(job, ("schedules",)) and not set(asked) & set(backend.schedules):
         has = f"use {' or '.join(backend.schedules)}" if backend.schedules else "leave it out"
         return Problem(f"{backend.title} has no schedule {' or '.join(asked)}", hint=f"{has}, or plan {other}")
-    zero = {*backend.zero, *backend.structure.zero_in_pipelines}
+    if problem := _unlike_formats(job, backend, other):
+        return problem
+    zero = {stage for piped in (False, True) for stage in backend.zero_for(job.precision, job.optimizer, piped=piped)}
     if given(job, ("zero",)) and not set(job.zero) & zero:
         own, wanted = (" or ".join(map(str, sorted(stages))) for stages in (zero, set(job.zero)))
         return Problem(f"{backend.title} has no ZeRO stage {wanted}", hint=f"use {own}, or plan {other}")
@@ -246,8 +302,12 @@ def _contradiction(job: Job, backend: Backend, graph: Graph) -> Problem | None:
     if deep > 1 and piped and given(job, ("zero",)) and not set(job.zero) & set(piped):
         own = " or ".join(map(str, piped))
         return Problem(f"{backend.title} has ZeRO {own} in a pipeline", hint=f"use that, --pp 1, or plan {other}")
+    alone = max(job.pipeline_stages, default=2) == 1
+    if alone and given(job, ("zero",)) and not set(job.zero) & set(backend.zero):
+        own = " or ".join(map(str, backend.zero))
+        return Problem(f"{backend.title} has ZeRO {own} in one stage", hint=f"use that, or plan {other}")
     modules = recomputed_modules(job.recompute)
-    if not backend.repeats(modules):
+    if not backend.repeats(modules, job.precision):
         known = f"it knows {', '.join(backend.modules)}" if backend.modules else "it repeats whole layers"
         message = f"{backend.title} cannot run {', '.join(modules)} alone again: {known}"
         hint = "name only these" if backend.modules else "use --recompute layers"
@@ -258,6 +318,22 @@ def _contradiction(job: Job, backend: Backend, graph: Graph) -> Problem | None:
     return _too_wide(job, backend, graph, other)
 
 
+def _unlike_formats(job: Job, backend: Backend, other: str) -> Problem | None:
+    """A precision or an optimizer that a framework lacks, in all plans or in the pipelines that are wanted."""
+    deep, base = min(job.pipeline_stages, default=1) > 1, job.precision.partition(":")[0]
+    for piped in (False, deep):
+        if not backend.trains_in(job.precision, piped=piped):
+            own = " or ".join((backend.formats_in_pipelines if piped else ()) or backend.formats)
+            message = f"{backend.title} has no precision {base}{' in a pipeline' if piped else ''}"
+            return Problem(message, hint=f"use --precision {own}, or plan {other}")
+    if backend.has_optimizer(job.optimizer):
+        return None
+    return Problem(
+        f"{backend.title} has no optimizer {job.optimizer.partition(':')[0]}",
+        hint=f"use --optimizer {' or '.join(backend.optimizers)}, or plan {other}",
+    )
+
+
 def _too_wide(job: Job, backend: Backend, graph: Graph, other: str) -> Problem | None:
     """Tensor parallel ranks that a framework cannot deal a model's heads to."""
     width = min(job.tensor_parallel, default=1)
@@ -265,8 +341,6 @@ def _too_wide(job: Job, backend: Backend, graph: Graph, other: str) -> Problem |
         return Problem(f"{backend.title} shares no operator among ranks", hint=f"use --tp 1, or plan {other}")
     kind, count = backend.structure.head_groups, backend.heads_dealt(graph)
     fits = [ranks for ranks in job.tensor_parallel or (1,) if not count or count % ranks == 0]
-    if backend.structure.powers_of_two and not any(ranks & (ranks - 1) == 0 for ranks in job.tensor_parallel or (1,)):
-        return Problem(f"{backend.title} is used with 2, 4, 8 .. ranks, not {width}", hint=f"or plan {other}")
     if fits or backend.structure.axes == ():
         return None
     return Problem(

@@ -12,6 +12,9 @@ register(
         can=REPLICAS | GROUPS | PIPELINE - {Requirement.MULTI_STAGE_RANK, Requirement.SPLIT_BACKWARD},
         schedules=("1f1b",),
         zero=(0, 1, 2, 3),
+        formats=("bf16", "bf16-fp32grad", "bf16-deepspeed", "fp16", "fp32"),
+        zero_of_formats={"bf16-fp32grad": (2, 3), "bf16-deepspeed": (1,)},
+        optimizers=("adam", "adamw", "sgd", "lamb"),
         structure=Structure(
             some_layers=False,
             equal_replicas=True,
@@ -26,6 +29,10 @@ register(
         sources={
             "schedules": "runtime/pipe/engine.py: TrainSchedule is the only one for training",
             "zero": "zero_optimization.stage",
+            "formats": "bf16.enabled, fp16.enabled, data_types.grad_accum_dtype (docs/_pages/config-json.md)",
+            "zero_of_formats": "gradients summed in float32: refused without ZeRO, by the BF16_Optimizer (bf16-deepspeed) "
+            "with stage 1 (runtime/engine.py, _do_optimizer_sanity_check)",
+            "optimizers": "optimizer.type (runtime/engine.py, _configure_basic_optimizer)",
             "equal_replicas": "PipelineModule's topology: one number of replicas for all stages",
             "alike": "one activation_checkpoint_interval, one tensor_parallel.autotp_size",
             "some_layers": "activation_checkpoint_interval recomputes every n-th run of layers, not the first n",
@@ -46,10 +53,14 @@ register(
         can=REPLICAS,
         schedules=(),
         zero=(3,),
+        formats=("bf16", "bf16-fp32grad", "fp16", "fp32"),
+        optimizers=("adam", "adamw", "sgd", "lamb"),
         structure=Structure(equal_replicas=True, alike=True, whole_layers=True, some_layers=False),
         sources={
             "schedules": "none: data parallelism without stages or groups",
             "zero": "zero_optimization.stage: 3",
+            "formats": "bf16.enabled, fp16.enabled, data_types.grad_accum_dtype (docs/_pages/config-json.md)",
+            "optimizers": "optimizer.type (runtime/engine.py, _configure_basic_optimizer)",
             "equal_replicas": "all ranks are replicas",
             "alike": "one model on all ranks",
             "some_layers": "checkpointing is a call in the model's own code, the same for every layer",

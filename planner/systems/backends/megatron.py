@@ -12,6 +12,22 @@ register(
         can=REPLICAS | PIPELINE | GROUPS | {Requirement.SHARDED_GROUPS},
         schedules=("1f1b", "interleaved"),
         zero=(0, 1),
+        formats=(
+            "bf16",
+            "bf16-fp32grad",
+            "fp16",
+            "fp32",
+            "fp8",
+            "fp8-cs",
+            "fp8-blockwise",
+            "mxfp8",
+            "nvfp4",
+        ),
+        optimizers=("adam", "adamw", "sgd", "momentum"),
+        zero_of_formats=dict.fromkeys(("fp8", "fp8-cs", "mxfp8"), (1,)),
+        sharded_optimizers=("adam", "adamw"),
+        unable={"fp8": ("layernorm", "moe_act", "first", "last")},
+        decoders=True,
         structure=Structure(
             equal_replicas=True,
             alike=True,
@@ -25,6 +41,13 @@ register(
         sources={
             "schedules": "megatron/core/pipeline_parallel/schedules.py; --num-layers-per-virtual-pipeline-stage",
             "zero": "--use-distributed-optimizer, --num-distributed-optimizer-instances (arguments.py)",
+            "formats": "--bf16, --fp16, --fp8-format with --fp8-recipe, --fp4-format (arguments.py)",
+            "optimizers": "--optimizer adam, sgd with --sgd-momentum (core/optimizer/__init__.py)",
+            "zero_of_formats": "--fp8-param-gather wants --use-distributed-optimizer (arguments.py)",
+            "sharded_optimizers": "core/optimizer/distrib_optimizer.py takes Adam alone",
+            "unable": "delayed scaling (fp8) goes with neither recomputation of layernorm and moe_act nor "
+            "--first-last-layers-bf16 (core/transformer/transformer_config.py)",
+            "decoders": "--num-layers equal layers; --pipeline-model-parallel-layout places these, embedding and loss",
             "equal_replicas": "one --tensor-model-parallel-size and --pipeline-model-parallel-size for all stages; "
             "unequal grids only between modules (examples/mimo/training/topology.py)",
             "alike": "one set of layers and of --recompute-granularity, --recompute-method, --recompute-modules",

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from planner.graph import Graph
 from planner.operators import OpCall, graph_specs
 from planner.plans import Plan
+from planner.plans.items import block_items, is_decoder, item_starts, kinds_of_layers
 from planner.plans.shardings import OperatorSplit, ShardedBlock, Sharding
 from planner.plans.types import OF_MINOR_1, Requirement
 from planner.sharding import AxisRole
@@ -43,7 +44,7 @@ def lacks(plan: Plan, backend: Backend, graph: Graph | None = None) -> tuple[str
         graph: its model; without it, whether the ranks of a group divide the attention heads, and whether products and
             tables are cut as layers cut them, is not looked at.
     """
-    found = [*_at_large(plan, backend), *_of_stages(plan, backend)]
+    found = [*_at_large(plan, backend), *_of_model(plan, backend), *_of_stages(plan, backend)]
     if backend.groups and backend.structure.axes:
         found += _in_groups(plan, backend, graph)
         found += (words for sharding in plan.shardings for words in _width(sharding, backend, graph))
@@ -75,11 +76,40 @@ def _at_large(plan: Plan, backend: Backend) -> Iterator[str]:
         yield f"the schedule {plan.schedule.name}"
     if plan.exchange is not None:
         yield f"gradients exchanged by {plan.exchange.scheme}"
-    allowed = backend.structure.zero_in_pipelines if several else ()
-    replicated = plan.copies * max(len(stage.replicas) for stage in plan.stages) > 1
+    choices = zip(plan.stages, plan.configuration.stages, strict=True)  # whose ranks with other samples hold the same
+    replicated = plan.copies * max(len(stage.replicas) * own.context * own.expert for stage, own in choices) > 1
     zero = plan.configuration.zero
-    if replicated and zero not in (allowed or backend.zero):
-        yield f"ZeRO-{zero}{' in a pipeline' if allowed else ''}"
+    formats, optimizer = plan.options.precision, plan.options.optimizer
+    if replicated and zero not in backend.zero_for(formats, optimizer, piped=several):
+        beside = f" in {formats}" if zero in backend.zero_for("", optimizer, piped=several) else ""
+        beside = f" of {optimizer}" if zero in backend.zero_for(formats, "adam", piped=several) else beside
+        yield f"ZeRO-{zero}{beside or (' in a pipeline' if several and backend.structure.zero_in_pipelines else '')}"
+
+
+def _of_model(plan: Plan, backend: Backend) -> Iterator[str]:
+    """Number formats, the optimizer, and what the layers are."""
+    options, several = plan.options, len(plan.stages) > 1
+    if not backend.trains_in(options.precision, piped=several):
+        piped = several and backend.trains_in(options.precision)
+        yield f"the precision {options.precision}{' in a pipeline' if piped else ''}"
+    format_options = options.precision.partition(":")[2].split(",")
+    given = {name for name, _, value in (option.partition("=") for option in format_options) if value != "0"}
+    if wider := given & set(backend.unable.get(options.precision.partition(":")[0], ())):
+        yield f"{options.precision}: the {' and the '.join(sorted(wider))} layers in a wider format"
+    if not backend.has_optimizer(options.optimizer):
+        yield f"the optimizer {options.optimizer}"
+    if not backend.decoders:
+        return
+    if not is_decoder(plan.block_names):
+        kinds = ", ".join(kinds_of_layers(plan.block_names)) or "none"
+        yield f"a model that is no decoder between an embedding and a loss (kinds of layers: {kinds})"
+        return
+    items, starts = block_items(plan), item_starts(plan)
+    for stage in plan.stages:
+        first = stage.blocks[0]
+        if first not in starts and items[first] != "t":
+            name = plan.block_table[first].name
+            yield f"a stage that begins with {name} (stage {stage.index}), inside the embedding or the output"
 
 
 def _of_stages(plan: Plan, backend: Backend) -> Iterator[str]:
@@ -106,9 +136,11 @@ def _of_stages(plan: Plan, backend: Backend) -> Iterator[str]:
     kept = {name for stage in stages for name in stage.offload} - set(backend.offloads)
     if kept:
         yield f"activations in the host's memory ({', '.join(sorted(kept))})"
-    unknown = {name for stage in stages if not backend.repeats(stage.repeats) for name in stage.repeats}
+    precision = plan.options.precision
+    unknown = {name for stage in stages if not backend.repeats(stage.repeats, precision) for name in stage.repeats}
     if unknown:
-        yield f"modules recomputed alone ({', '.join(sorted(unknown))})"
+        beside = f" in {precision}" if all(map(backend.repeats, (stage.repeats for stage in stages))) else ""
+        yield f"modules recomputed alone{beside} ({', '.join(sorted(unknown))})"
     starts = layer_starts(plan.block_names)
     torn = [stage.index for stage in stages if starts[stage.blocks[0]] != stage.blocks[0]]
     if structure.whole_layers and torn:
@@ -119,8 +151,6 @@ def _width(sharding: Sharding, backend: Backend, graph: Graph | None) -> Iterato
     """Ranks along the axes that cut operators."""
     sizes = [axis.size for axis in sharding.axes if axis.role is AxisRole.TENSOR]
     width = math.prod(sizes)
-    if backend.structure.powers_of_two and any(axis.size & (axis.size - 1) for axis in sharding.axes):
-        yield f"groups of {sharding.ranks} ranks, no power of two"
     if graph is not None and width > 1:
         count, (heads, groups) = backend.heads_dealt(graph), attention_heads(graph)
         if count % width:

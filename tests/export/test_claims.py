@@ -1,0 +1,140 @@
+"""What a plan says that it runs on takes its export; what frameworks refuse at their start is refused here."""
+
+from __future__ import annotations
+
+import tomllib
+from typing import Any
+
+import pytest
+
+import planner
+from planner import export
+from planner.systems import BACKENDS, usual_backends
+from planner.systems.backends import within_limits
+from tests.export.plans import graph, plan
+
+JOBS: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
+    ("llama3.2-1b", {"precision": "bf16"}, ("deepspeed", "megatron")),
+    ("llama3.2-1b", {"precision": "fp8"}, ("megatron",)),
+    ("llama3.2-1b", {"precision": "fp8-cs", "zero": (0,)}, ()),
+    ("llama3.2-1b", {"precision": "bf16", "optimizer": "adafactor"}, ("torchtitan",)),
+    ("llama3.2-1b", {"precision": "bf16-fp32grad", "zero": (1,), "pipeline_stages": (1,)}, ("megatron",)),
+    (
+        "llama3-8b",
+        {"precision": "bf16", "zero": (1,), "pipeline_stages": (2,), "tensor_parallel": (1,), "schedules": ("1f1b",)},
+        ("deepspeed", "megatron"),
+    ),
+    (
+        "llama3-8b", {"precision": "bf16-fp32grad", "zero": (1,), "pipeline_stages": (2,), "tensor_parallel": (1,)},
+        ("megatron", "torchtitan"),
+    ),
+    ("llama3-8b", {"precision": "bf16", "optimizer": "sgd", "zero": (1,)}, ("deepspeed",)),
+    ("resnet50", {"precision": "bf16"}, ("deepspeed",)),
+    (
+        "gpt2", {"precision": "fp32", "zero": (1,), "pipeline_stages": (2,), "schedules": ("1f1b",)},
+        ("deepspeed", "megatron"),
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "wishes", "takers"), JOBS, ids=lambda x: str(x).replace("'", ""))
+def test_what_a_plan_runs_on_takes_its_export(model: str, wishes: dict[str, Any], takers: tuple[str, ...]) -> None:
+    found = planner.plan(graph(model), planner.load_cluster("dgx-h100"), planner.Job(64, **wishes))
+    assert found.runs_on == takers
+    for name in usual_backends():
+        needs = [gap.need for gap in export.lacking(found, name, graph(model))]
+        assert (not needs) == (name in takers), (name, needs)
+
+
+def test_a_framework_is_planned_for_in_its_own_precision() -> None:
+    job = planner.Job(64, backends=("torchtitan",), pipeline_stages=(2,))
+    found = planner.plan(graph("llama3-8b"), planner.load_cluster("dgx-h100"), job)
+    assert found.options.precision == "bf16-fp32grad"
+    assert found.configuration.zero == 1
+    assert planner.plan(graph("gpt2"), planner.load_cluster("dgx-h100"), planner.Job(64)).options.precision == "bf16"
+
+
+def test_pipelines_of_torchtitan_shard_the_optimizer_alone() -> None:
+    found = plan("llama3-8b", pipeline=2, zero=1, precision="bf16-fp32grad")
+    parallelism = tomllib.loads(str(export.export(found, "torchtitan").files["config.toml"]))["parallelism"]
+    assert parallelism["data_parallel_shard_degree"] == 4
+    assert parallelism["fsdp_reshard_after_forward"] == "never"
+    always = '[parallelism]\npipeline_parallel_degree = 2\nfsdp_reshard_after_forward = "always"\n'
+    read = export.read_job(always + "data_parallel_shard_degree = 4", "torchtitan")
+    assert read.degrees.zero == 1
+    assert any(line.startswith("fsdp_reshard_after_forward always") for line in read.ignored)
+
+
+@pytest.mark.parametrize(
+    ("name", "degrees", "need"),
+    [
+        ("megatron", {"model": "mixtral-8x7b", "expert": 8, "zero": 3}, "ZeRO-3"),
+        ("megatron", {"model": "llama3-8b", "context": 8, "zero": 2}, "ZeRO-2"),
+        ("megatron", {"model": "llama3-8b", "context": 8, "seq": 264, "zero": 1}, "264 steps for 8 context parallel"),
+        (
+            "megatron",
+            {"model": "llama3.2-1b", "zero": 1, "repeats": ("layernorm",), "precision": "fp8"},
+            "in fp8 (laye",
+        ),
+        ("megatron", {"model": "llama3.2-1b", "zero": 1, "precision": "fp8:last=1"}, "fp8:last=1: the last layers in"),
+        ("megatron", {"model": "llama3.2-1b", "zero": 0, "precision": "fp8"}, "ZeRO-0 in fp8"),
+        ("torchtitan", {"model": "llama3-8b", "pipeline": 2, "zero": 3, "precision": "fp32"}, "ZeRO-3 in a pipeline"),
+        ("torchtitan", {"model": "llama3-8b", "pipeline": 2, "zero": 1}, "the precision bf16 in a pipeline"),
+        ("torchtitan", {"model": "llama3-8b", "pipeline": 2, "zero": 0, "precision": "fp32"}, "without shards (DDP)"),
+        ("torchtitan", {"model": "llama3-8b", "context": 8, "zero": 0}, "they are FSDP ranks"),
+        ("torchtitan", {"model": "llama3.2-1b", "tensor": 8}, "mixed precision in tensor"),
+        (
+            "torchtitan",
+            {"model": "llama3-8b", "pipeline": 4, "zero": 1, "precision": "fp32", "global_batch": 4},
+            "2 micro-batches in the schedule 1F1B of 4 stages",
+        ),
+        ("deepspeed", {"model": "gpt2", "zero": 1, "precision": "bf16-fp32grad"}, "ZeRO-1 in bf16-fp32grad"),
+        ("deepspeed", {"model": "llama3.2-1b", "precision": "bf16", "context": 2, "zero": 1}, "context parallel"),
+    ],
+)
+def test_what_a_framework_refuses_at_its_start_is_refused(name: str, degrees: dict[str, Any], need: str) -> None:
+    needs = [gap.need for gap in export.lacking(plan(**degrees), name)]
+    assert any(need in each for each in needs), needs
+
+
+def test_arguments_that_change_memory_or_time_are_written_for_megatron() -> None:
+    def lines(**degrees: Any) -> set[str]:
+        return set(str(export.export(plan(**degrees), "megatron").files["arguments.txt"]).splitlines())
+
+    narrow = lines(model="llama3.2-1b", zero=1, precision="fp8-cs")
+    assert {"--fp8-param-gather", "--grad-reduce-in-bf16"} <= narrow
+    kept = lines(model="llama3.2-1b", zero=1, precision="fp8-cs:weights=bf16,grads=fp32")
+    assert not {"--fp8-param-gather", "--grad-reduce-in-bf16"} & kept
+    assert {"--optimizer sgd", "--sgd-momentum 0.9"} <= lines(model="gpt2", optimizer="momentum")
+    assert "--sgd-momentum 0" in lines(model="gpt2", optimizer="sgd")
+    assert {"--use-distributed-optimizer", "--overlap-grad-reduce"} <= lines(model="llama3-8b", context=8, zero=1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "precision", "optimizer"),
+    [
+        ("--bf16 --fp8-format hybrid --optimizer sgd", "fp8:weights=bf16,grads=fp32", "momentum"),
+        ("--bf16 --fp8-format hybrid --fp8-recipe tensorwise --fp8-param-gather", "fp8-cs:grads=fp32", "adam"),
+        ("--bf16 --grad-reduce-in-bf16 --optimizer sgd --sgd-momentum 0.0", "bf16", "sgd"),
+        ("--bf16 --fp4-format e2m1 --fp4-recipe nvfp4 --grad-reduce-in-bf16", "nvfp4", "adam"),
+        ("--fp16 --accumulate-allreduce-grads-in-fp32", "fp16:grads=fp32", "adam"),
+    ],
+)
+def test_megatrons_defaults_are_read_as_it_takes_them(arguments: str, precision: str, optimizer: str) -> None:
+    read = export.read_job(arguments, "megatron")
+    assert (read.precision, read.optimizer, read.ignored) == (precision, optimizer, ())
+
+
+def test_stages_of_deepspeed_may_hold_layers_that_are_cut_by_themselves() -> None:
+    job = planner.Job(64, precision="bf16", backends=("deepspeed",), pipeline_stages=(2,), tensor_parallel=(2,))
+    found = planner.plan(graph("llama3-8b"), planner.load_cluster("dgx-h100"), job)
+    written = export.export(found, "deepspeed", graph("llama3-8b"))
+    assert "tensor_parallel" not in str(written.files["ds_config.json"])
+    assert "num_pp=2, num_mp=2, num_dp=2" in str(written.files["pipeline.py"])
+    assert any("cut over the model axis" in line for line in written.left_out)
+
+
+def test_groups_of_other_sizes_are_searched_where_they_are_asked_for() -> None:
+    backends = (BACKENDS.get("megatron"),)
+    assert within_limits(planner.Job(64), backends).structure.powers_of_two
+    assert not within_limits(planner.Job(64, expert_parallel=(10,)), backends).structure.powers_of_two
