@@ -120,7 +120,7 @@ class Worker:
         return StageRun(
             self._settings, program, weights, tied, constants, replica, mesh, whole, sharded, parted,
             splits=(ActionKind.WEIGHT_GRAD, index) in self._explicit,
-            repeats=stage.recompute and not program.layers, offloads=bool(stage.offload),
+            repeats=program.as_whole, offloads=bool(stage.offload),
         )  # fmt: skip
 
     def _corrected(self, index: int) -> tuple[StageCorrection, OptimizerScaling | None] | None:
