@@ -289,6 +289,7 @@ class Worker:
             gradient = x.grad if x.grad is not None else torch.zeros_like(x)
             gradient = stage.whole(boundary.tensor, gradient, boundary.shape, gradient=True)
             self._transfers.send_back(gradient, boundary, stage.program.index, current.unit)
+        current.received = {}
         if (ActionKind.SEND_GRADIENT, stage.program.index) in self._explicit:
             stage.passes.pop(current.unit, None)
 
