@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -170,9 +171,14 @@ def assemble(
 
 
 def _with_halves(plan: Plan, evaluation: Evaluation) -> Plan:
-    """The plan with the seconds of `W` of each stage, where the costs say them."""
+    """The plan with the seconds of `W` of each stage, where the costs say them, and the memory of both halves."""
     stages = tuple(
-        dataclasses.replace(said, weight_grad_s=None if own.weight_grad_s is None else significant(own.weight_grad_s))
+        dataclasses.replace(
+            said,
+            weight_grad_s=None if own.weight_grad_s is None else significant(own.weight_grad_s),
+            turning_bytes=math.ceil(own.turning_bytes) if own.turning_bytes else None,
+            waiting_bytes=math.ceil(own.waiting_bytes) if own.turning_bytes else None,
+        )
         for said, own in zip(plan.predictions.stages, evaluation.stages, strict=True)
     )
     return dataclasses.replace(plan, predictions=dataclasses.replace(plan.predictions, stages=stages))

@@ -28,7 +28,7 @@ from planner.plans.figures import Alternative, StagePrediction, gap_to
 from planner.plans.files import to_document
 from planner.plans.findings import PLAN_AGAIN, RELATIVE, ROUNDED, Fault, Finding, differences, stage_in
 from planner.plans.rank_schedule import tied_groups
-from planner.plans.readings import is_searched, leaders, malformed, requirements, schedule_of, work_of
+from planner.plans.readings import is_searched, leaders, malformed, requirements, schedule_of, unit_sizes, work_of
 from planner.plans.rebuild import RebuiltSharding, alternative_configuration, rebuild, renamed, with_figures
 from planner.plans.records import ScheduleSection, Stage
 from planner.plans.sections import model_section
@@ -139,9 +139,9 @@ def check_held(plan: Plan) -> list[Finding]:
     since the orders do not say when it leaves. Of a rank with several lanes only resident state is counted. O(actions).
     """
     ranks, _ = leaders(plan)
-    units = {stage.index: plan.predictions.stages[stage.index].unit_bytes for stage in plan.stages}
+    sizes = unit_sizes(plan)
     orders = {rank: plan.lanes(rank) for rank in ranks}
-    lent = lent_bytes((lane for lanes in orders.values() for lane in lanes), units)
+    lent = lent_bytes((lane for lanes in orders.values() for lane in lanes), sizes.kept)
     findings = []
     for rank, lanes in orders.items():
         terms = [plan.predictions.stages[stage] for stage in plan.stages_of(rank)]
@@ -153,7 +153,7 @@ def check_held(plan: Plan) -> list[Finding]:
         free_bytes = room_bytes(capacity) - resting
         at, held = -1 if free_bytes >= 0 else 0, 0.0
         if len(lanes) == 1 and free_bytes >= 0:
-            held, at = own_bytes(lanes[0], units, free_bytes)
+            held, at = own_bytes(lanes[0], sizes, free_bytes)
         if at >= 0:
             total, action = format_bytes(resting + held), lanes[0][at]
             message = f"rank {rank} holds {total} of {format_bytes(capacity)} when {action} runs"

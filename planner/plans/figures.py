@@ -98,6 +98,10 @@ class StagePrediction:
             `host_bytes`.
         weight_grad_s: the part of `backward_s` that `W` takes where the backward is split; left out where it is not,
             and half of the backward without recomputation where a plan that splits it does not say it.
+        turning_bytes: where the backward is split, activations of a micro-batch at most while `I` runs; left out with
+            `weight_grad_s`, and `unit_bytes` where a plan that splits it does not say it.
+        waiting_bytes: activations and gradients of a micro-batch from the end of `I` to the end of `W`; likewise. The
+            activations of `memory` are then the most of the order, not a multiple of `unit_bytes`.
     """
 
     forward_s: float
@@ -119,6 +123,15 @@ class StagePrediction:
     host_bytes: int = 0
     move_s: float = 0.0
     weight_grad_s: float | None = None
+    turning_bytes: int | None = None
+    waiting_bytes: int | None = None
+
+    @property
+    def halves_bytes(self) -> tuple[int, int] | None:
+        """`turning_bytes` and `waiting_bytes`, where both are said."""
+        if self.turning_bytes is None or self.waiting_bytes is None:
+            return None
+        return self.turning_bytes, self.waiting_bytes
 
 
 @dataclass(frozen=True, slots=True)

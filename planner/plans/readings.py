@@ -12,6 +12,7 @@ from planner.plans.records import WORK_FIELDS
 from planner.plans.shardings import ShardedBlock
 from planner.plans.types import Plan, Requirement
 from planner.schedules import Action, ActionKind, Schedule, WeightPolicy, Work, custom_schedule, get
+from planner.schedules.held import UnitSizes
 from planner.sharding import AxisRole
 from planner.space.evaluate import in_closed_form
 
@@ -307,3 +308,11 @@ def _gathers_weights(entry: ShardedBlock) -> bool:
     """True if a pass gathers a weight that is cut on the ranks of a group."""
     weights = {place.tensor for place in entry.tensors if place.optimizer}
     return any(c.of in weights and c.phase != "step" and c.kind == "all_gather" for c in entry.collectives)
+
+
+def unit_sizes(plan: Plan) -> UnitSizes:
+    """Bytes of a unit's activations by stage, as the plan predicts them; the same all the time where it does not say
+    what stays between the halves of a backward."""
+    said = plan.predictions.stages
+    halves = [terms.halves_bytes or (terms.unit_bytes, terms.unit_bytes) for terms in said]
+    return UnitSizes([terms.unit_bytes for terms in said], *zip(*halves, strict=True))

@@ -142,9 +142,13 @@ OF_MINOR_5 = frozenset({Requirement.MODULE_RECOMPUTE})
 """Those since minor version 5, likewise: files of before do not list the operators that stages repeat."""
 
 
+OF_MINOR_6 = OF_MINOR_4
+"""Those since minor version 6, likewise: it says what stays between the halves of a backward."""
+
+
 def minor_of(needed: Collection[Requirement]) -> int:
     """The least minor version of the schema that can say these requirements."""
-    minors = {1: OF_MINOR_1, 2: OF_MINOR_2, 3: OF_MINOR_3, 4: OF_MINOR_4, 5: OF_MINOR_5}
+    minors = {1: OF_MINOR_1, 2: OF_MINOR_2, 3: OF_MINOR_3, 4: OF_MINOR_4, 5: OF_MINOR_5, 6: OF_MINOR_6}
     return max((minor for minor, words in minors.items() if words.intersection(needed)), default=0)
 
 

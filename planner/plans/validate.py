@@ -285,7 +285,13 @@ def _full(plan: Plan) -> Iterator[Finding]:
         count, unit_bytes = prediction.in_flight, prediction.unit_bytes
         total_bytes = prediction.memory.activations_bytes
         excess_bytes = total_bytes - count * unit_bytes
-        if excess_bytes < 0 or (excess_bytes > count + 1 and not any(stage.keeping)):
+        if (halves := prediction.halves_bytes) is not None:
+            turning, waiting = halves
+            least, most = count * min(unit_bytes, waiting), (count - 1) * max(unit_bytes, waiting) + turning
+            wrong = not least - count <= total_bytes <= most + count
+        else:
+            wrong = excess_bytes < 0 or (excess_bytes > count + 1 and not any(stage.keeping))
+        if wrong:
             kept = f"{count} x {unit_bytes} bytes of activations"
             message = f"stage {stage.index} keeps {kept}, but says {total_bytes} in all"
             yield Finding(Fault.MEMORY, message, stage=stage.index)

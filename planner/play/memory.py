@@ -28,6 +28,9 @@ class StageBytes:
         reserve_bytes: reserved by the runtime, once per device however many stages run there.
         checkpoint_bytes: kept for one micro-batch from its forward on if the order recomputes the rest; empty: none.
         version_bytes: one further version of the weights; empty: none.
+        turning_bytes: kept at most for one micro-batch while its backward runs, or the first half of a split one;
+            empty: `unit_bytes`.
+        waiting_bytes: kept for one micro-batch between the halves of a split backward; empty: `unit_bytes`.
     """
 
     fixed_bytes: np.ndarray
@@ -36,6 +39,18 @@ class StageBytes:
     reserve_bytes: np.ndarray
     checkpoint_bytes: np.ndarray = field(default_factory=lambda: _NONE)
     version_bytes: np.ndarray = field(default_factory=lambda: _NONE)
+    turning_bytes: np.ndarray = field(default_factory=lambda: _NONE)
+    waiting_bytes: np.ndarray = field(default_factory=lambda: _NONE)
+
+    @property
+    def turning(self) -> np.ndarray:
+        """`turning_bytes`, or what stands for it."""
+        return self.turning_bytes if len(self.turning_bytes) else self.unit_bytes
+
+    @property
+    def waiting(self) -> np.ndarray:
+        """`waiting_bytes`, or what stands for it."""
+        return self.waiting_bytes if len(self.waiting_bytes) else self.unit_bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,10 +98,12 @@ def memory_curve(trace: Trace, worker: int, sizes: StageBytes) -> MemoryCurve:
     changes = _activations(trace, sizes)
     parts = [changes.at(changes.worker == worker)]
     gradients = np.flatnonzero(mine & program.of(Code.BACKWARD, Code.INPUT_GRAD))
-    working = sizes.working_bytes[program.stage[gradients]]
+    stage, halved = program.stage[gradients], program.kind[gradients] == Code.INPUT_GRAD
+    working = (sizes.working_bytes + sizes.turning - sizes.unit_bytes)[stage]
+    waits = np.where(halved, (sizes.waiting - sizes.unit_bytes)[stage], 0.0)
     parts += [
         _changes_by(program, gradients, trace.start_s[gradients], working),
-        _changes_by(program, gradients, trace.compute_end_s[gradients], -working),
+        _changes_by(program, gradients, trace.compute_end_s[gradients], waits - working),
     ]
     if len(sizes.version_bytes):
         parts.append(_versions(trace, worker, sizes.version_bytes))
@@ -187,6 +204,10 @@ def _activations(trace: Trace, sizes: StageBytes, *, whole: bool = False) -> _Ch
         parts.append(_changes_by(program, np.flatnonzero(redo), trace.start_s[redo], unit[redo]))
     freed = program.of(Code.BACKWARD, Code.WEIGHT_GRAD)
     released = np.where(recomputed, unit + checkpoint_bytes[stage], unit)
+    if not whole:
+        released = np.where(
+            program.kind == Code.WEIGHT_GRAD, released + (sizes.waiting - sizes.unit_bytes)[stage], released
+        )
     parts.append(_changes_by(program, np.flatnonzero(freed), trace.compute_end_s[freed], -released[freed]))
     for code, sign in ((Code.EVICT, 1.0), (Code.LOAD, -1.0)):
         moved = np.flatnonzero(program.kind == code)

@@ -3,7 +3,7 @@
 An exporter may write attention as two products around a softmax, an activation or a norm as arithmetic. Run one by
 one, each of these operators keeps tensors for its backward. Here attention becomes one kernel. Cheap operators that a
 plan has as one of its own, or that its software runs as one kernel, keep their operands alone and run again in
-backward; so do layers that a plan recomputes.
+backward.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeAlias, TypeVar
+from typing import TypeAlias
 
 import torch
 
@@ -99,7 +99,7 @@ class Attention:
             result = self._by_kernel(values)
         if result is None:
             own = {name: values[name] for name in self.inputs}
-            found = run(self.steps, own, context, wanted=self.outputs)
+            found = run(self.steps, own, context.within, wanted=self.outputs)
             return [found[name] for name in self.outputs]
         context.after(self.inputs, self.outputs, [result])
         context.saw("", [values[name] for name in self.inputs], result)
@@ -153,17 +153,6 @@ Kernel: TypeAlias = Step | Repeat | Attention
 """What runs at once: an operator of the file, or several."""
 
 
-class _Reads(Protocol):
-    @property
-    def inputs(self) -> tuple[str, ...]: ...
-
-    @property
-    def outputs(self) -> tuple[str, ...]: ...
-
-
-Unit = TypeVar("Unit", bound=_Reads)
-
-
 def fused(
     steps: Sequence[Step], wanted: Collection[str], *, listed: Collection[str] = (), gates: bool = False
 ) -> tuple[Kernel, ...]:
@@ -186,71 +175,6 @@ def fused(
                 taken.update(s.name for s in (*inner, step))
                 at_last[step.name] = _as_one((*inner, step))
     return tuple(at_last.get(step.name, step) for step in steps if step.name in at_last or step.name not in taken)
-
-
-def by_layer(
-    steps: Sequence[Step], wanted: Collection[str], layers: Sequence[Collection[str]], *, listed: Collection[str],
-    gates: bool,
-) -> tuple[Kernel, ...]:  # fmt: skip
-    """As `fused`; operators of a layer run together, keep the layer's operands and run again.
-
-    Operators that no layer names are part of a layer if all that read them are.
-
-    Args:
-        steps: operators of the file.
-        wanted: results that are read elsewhere.
-        layers: operators of the plan that run again together, by first output.
-        listed: all operators of the plan.
-        gates: as of `fused`.
-    """
-    if not layers:
-        return fused(steps, wanted, listed=listed, gates=gates)
-    units: list[Kernel] = []
-    for layer, own, results in divided(steps, wanted, layers, listed):
-        inside = fused(own, results, listed=listed, gates=gates)
-        units += [Repeat(inside, _operands(inside), tuple(results))] if layer else inside
-    return in_order(units)
-
-
-def divided(
-    units: Sequence[Unit], wanted: Iterable[str], layers: Sequence[Collection[str]], listed: Collection[str]
-) -> Iterator[tuple[bool, list[Unit], list[str]]]:
-    """What runs, by layer, in order within each: whether it is a layer, its units, and the results that others read.
-
-    Args:
-        units: operators, or several that run as one.
-        wanted, layers: as of `by_layer`.
-        listed: operators of the plan, by first output.
-    """
-    layer_of = {name: number for number, names in enumerate(layers) for name in names}
-    reading: dict[str, set[int | None]] = {name: {None} for name in wanted}
-    members: dict[int | None, list[Unit]] = {}
-    for unit in reversed(units):
-        readers = {number for name in unit.outputs for number in reading.get(name, ())}
-        number = layer_of.get(unit.outputs[0])
-        if unit.outputs[0] not in listed and len(readers) == 1:
-            (number,) = readers
-        members.setdefault(number, []).append(unit)
-        for name in unit.inputs:
-            reading.setdefault(name, set()).add(number)
-    for number, own in members.items():
-        of_others = [n for unit in own[::-1] for n in unit.outputs if n and reading.get(n, {number}) != {number}]
-        yield number is not None, own[::-1], of_others
-
-
-def in_order(units: Sequence[Unit]) -> tuple[Unit, ...]:
-    """The units, each after those whose results it reads. O(units)."""
-    producer = {name: at for at, unit in enumerate(units) for name in unit.outputs if name}
-    order: dict[int, None] = {}
-    stack = [(at, False) for at in reversed(range(len(units)))]
-    while stack:
-        at, ready = stack.pop()
-        if ready:
-            order[at] = None
-        elif at not in order:
-            before = {producer[name] for name in units[at].inputs if name in producer}
-            stack += [(at, True), *((other, False) for other in sorted(before - {at}, reverse=True))]
-    return tuple(units[at] for at in order)
 
 
 class _Fusing:

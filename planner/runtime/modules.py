@@ -46,17 +46,19 @@ Again: TypeAlias = Callable[["Module[Any]", Values, Context], Values]
 
 @dataclass(frozen=True, slots=True)
 class RepeatedOperators:
-    """What a plan repeats of a stage by module.
+    """What a plan repeats of a stage by module, or by layer.
 
     Attributes:
-        blocks: by listed operator, its block.
+        blocks: by listed operator, its block, or the first block of the layer that is repeated.
         operators: that are repeated, by first output.
         dropping: those of them whose results are dropped, too, whoever keeps them.
+        inputs_on_host: whether what modules read of others waits in the host's memory.
     """
 
     blocks: Mapping[str, int] = field(default_factory=dict)
     operators: frozenset[str] = frozenset()
     dropping: frozenset[str] = frozenset()
+    inputs_on_host: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,7 @@ class Module(Generic[Unit]):
         units: the operators in order.
         inputs: names of what they read and do not make.
         dropped: results that are dropped, whoever keeps them.
+        inputs_on_host: whether the inputs wait in the host's memory.
         wanted: results that are needed when it has run again.
     """
 
@@ -77,6 +80,7 @@ class Module(Generic[Unit]):
     units: tuple[Unit, ...]
     inputs: tuple[str, ...]
     dropped: tuple[str, ...]
+    inputs_on_host: bool = False
     wanted: tuple[str, ...] = ()
 
 
@@ -113,7 +117,7 @@ def _module(units: Sequence[Unit], block: int, last: Mapping[int, str], repeated
     made = {name for unit in units for name in unit.outputs}
     read = dict.fromkeys(name for unit in units for name in unit.inputs if name and name not in made)
     dropped = (name for unit in units if unit.outputs[0] in repeated.dropping for name in unit.outputs if name)
-    return Module(block, last[block], tuple(units), tuple(read), tuple(dropped))
+    return Module(block, last[block], tuple(units), tuple(read), tuple(dropped), repeated.inputs_on_host)
 
 
 class _Rest(torch.autograd.Function):  # type: ignore[misc]
@@ -132,14 +136,21 @@ class _Rest(torch.autograd.Function):  # type: ignore[misc]
 
 def _back(host: HostMemory, kept: Any) -> torch.Tensor:  # noqa: ANN401
     if isinstance(kept, Box):
-        kept = kept.kept
+        kept = kept.open()
     return kept.tensor() if isinstance(kept, _Mark) else host.back(kept)
 
 
+def _made(x: torch.Tensor) -> bool:
+    """Whether a tensor has an autograd graph that made it; weights and views of them do not count."""
+    return x.requires_grad and leaf_of(x) is None
+
+
 def _held(x: torch.Tensor) -> torch.Tensor:
-    """A tensor without the autograd graph that made it; weights and views of them are as they were."""
-    if not x.requires_grad or leaf_of(x) is not None:
-        return x
+    """A tensor without the autograd graph that made it."""
+    return _rest(x) if _made(x) else x
+
+
+def _rest(x: torch.Tensor) -> torch.Tensor:
     held: torch.Tensor = _Rest.apply(x.detach().requires_grad_())
     return held
 
@@ -219,6 +230,7 @@ class _Repeat:
         self._module, self._again, self._context, self._host = module, again, context, host
         self.finished = False
         self._inputs: Values = {}
+        self._waiting: dict[str, tuple[torch.Tensor, bool]] = {}
         self._places: set[int] = set()
         self._marks: list[weakref.ref[_Mark]] = []
         self._counts = Counter[str]()
@@ -232,9 +244,9 @@ class _Repeat:
             self._places.add(place_of(self._inputs[name]))
 
     def keeps(self, x: torch.Tensor) -> bool:
-        """Whether a tensor stays: a weight, or what the module reads of others."""
-        place = place_of(x)
-        return place in self._places or self._host.is_resident(x)
+        """Whether a tensor stays: a weight, or what the module reads of others, unless that goes to the host."""
+        read = not self._module.inputs_on_host and place_of(x) in self._places
+        return read or self._host.is_resident(x)
 
     def marked(self, unit: str, name: str, x: torch.Tensor) -> _Mark:
         """A mark for what one of its operators keeps and none makes."""
@@ -261,11 +273,16 @@ class _Repeat:
         wanted = tuple(self._wanted) or tuple(unit.outputs[0] for unit in units[:1])
         self.finished = True
         self._module = replace(self._module, units=tuple(units[::-1]), wanted=wanted)
-        self._inputs = {name: x for name, x in self._inputs.items() if name in read}
+        inputs, self._inputs = self._inputs, {}
+        on_host = {name for name, x in inputs.items() if self._module.inputs_on_host and _made(x)}
+        operators = {name: self._module.last if name in on_host else "" for name in read.intersection(inputs)}
+        self._waiting = {name: self._host.away(operator, inputs[name]) for name, operator in operators.items()}
 
     def run(self) -> None:
         """Run the module again, and fill all marks that are still there."""
-        inputs, self._inputs = self._inputs, {}
+        waiting, self._waiting = self._waiting, {}
+        inputs = {n: _rest(self._host.back(kept)) if kept[1] else kept[0] for n, kept in waiting.items()}
+        self._places = set(map(place_of, inputs.values()))
         marks = [mark for each in self._marks if (mark := each()) is not None]
         kept_by, counts = {(mark.name, mark.number): mark for mark in marks}, Counter[str]()
         made = _Results()

@@ -13,7 +13,7 @@ import torch
 from planner.plans import Plan
 from planner.plans.shardings import OperatorSplit
 from planner.runtime.data import NO_LABEL, Batch, Loss, SampleMean
-from planner.runtime.fusing import Kernel, divided, fused, in_order
+from planner.runtime.fusing import Kernel, fused
 from planner.runtime.interpreter import Values, run, run_step
 from planner.runtime.layouts import (
     AxisLayout,
@@ -32,7 +32,6 @@ from planner.runtime.local_operators import CutOperator, Shapes, local_form
 from planner.runtime.model_file import ModelFile, Step
 from planner.runtime.modules import Module, find_modules
 from planner.runtime.operators import Context, torch_type
-from planner.runtime.operators.kernels import repeated
 from planner.runtime.shared_loss import shared_cross_entropy
 from planner.runtime.stages import StageProgram
 
@@ -96,27 +95,12 @@ class _PlannedOperator:
         return self.steps[-1].outputs
 
 
-@dataclass(frozen=True, slots=True)
-class _Layer:
-    """Operators that keep what they read alone and run again in backward.
-
-    Attributes:
-        operators: in order.
-        inputs: names of what they read and do not make.
-        outputs: results that others read.
-    """
-
-    operators: tuple[_PlannedOperator, ...]
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
+_Units: TypeAlias = Sequence[tuple[_PlannedOperator, tuple[str, ...]]]
 
 
-_Units: TypeAlias = Sequence[tuple[_PlannedOperator | _Layer, tuple[str, ...]]]
-
-
-def _with_last_reads(units: Sequence[_PlannedOperator | _Layer], wanted: Iterable[str]) -> _Units:
-    """Each of some operators and layers with the names that none after it reads."""
-    kept, found = set(wanted), list[tuple[_PlannedOperator | _Layer, tuple[str, ...]]]()
+def _with_last_reads(units: Sequence[_PlannedOperator], wanted: Iterable[str]) -> _Units:
+    """Each of some operators with the names that none after it reads."""
+    kept, found = set(wanted), list[tuple[_PlannedOperator, tuple[str, ...]]]()
     for unit in reversed(units):
         names = {name for name in (*unit.inputs, *unit.outputs) if name}
         found.append((unit, tuple(names - kept)))
@@ -140,14 +124,7 @@ class ShardedStage:
         self.layouts = functools.cache(self._layouts)
         self.computed_whole: set[str] = set()
         wanted = (*(b.tensor for b in program.sent), *program.outputs)
-        operators = tuple(self._divide())
-        listed = {operator.outputs[0] for operator in operators if operator.listed}
-        units: list[_PlannedOperator | _Layer] = []
-        for layer, own, results in divided(operators, wanted, program.layers, listed):
-            made = {name for operator in own for name in operator.outputs}
-            read = tuple(dict.fromkeys(n for operator in own for n in operator.inputs if n not in made))
-            units += [_Layer(tuple(own), read, tuple(results))] if layer else own
-        self._units = _with_last_reads(in_order(units), wanted)
+        self._units = _with_last_reads(tuple(self._divide()), wanted)
         self.modules = find_modules([unit for unit, _ in self._units], program.repeated)
         self._read_at: dict[str, tuple[Layout, Layout]] = {}
 
@@ -248,7 +225,7 @@ class ShardedStage:
         return sent, self._total_loss(tensors, batch, loss) if self._program.outputs else None
 
     def _run_units(self, units: _Units, tensors: dict[str, _RestingTensor], context: Context) -> None:
-        """Run operators and layers in order; what none of them reads any longer is dropped."""
+        """Run operators in order; what none of them reads any longer is dropped."""
 
         def piece(name: str) -> torch.Tensor:
             self._read_at[name] = tensors[name].value, tensors[name].gradient
@@ -256,13 +233,10 @@ class ShardedStage:
 
         for unit, done in units:
             context.begin(unit, piece)
-            if isinstance(unit, _Layer):
-                self._run_layer(unit, tensors, context)
-            else:
-                context.before(unit.inputs)
-                self._run_operator(unit, tensors, context)
-                made = [tensors[name].piece if name in tensors else None for name in unit.outputs]
-                context.after(unit.inputs, unit.outputs, made)
+            context.before(unit.inputs)
+            self._run_operator(unit, tensors, context)
+            made = [tensors[name].piece if name in tensors else None for name in unit.outputs]
+            context.after(unit.inputs, unit.outputs, made)
             context.end(unit, piece)
             for name in done:
                 tensors.pop(name, None)
@@ -272,26 +246,6 @@ class ShardedStage:
         tensors = {name: _RestingTensor(x, *self._read_at[name]) for name, x in values.items()}
         self._run_units(_with_last_reads(module.units, module.wanted), tensors, context)
         return {name: tensors[name].piece for name in module.wanted}
-
-    def _run_layer(self, layer: _Layer, tensors: dict[str, _RestingTensor], context: Context) -> None:
-        """Run a layer that runs again in backward, with all that its ranks exchange."""
-        held = {name: tensors[name] for name in layer.inputs}
-        trained = {name: at for name, at in held.items() if at.piece.requires_grad}
-        places = {name: (at.value, at.gradient) for name, at in trained.items()}
-        rest = {name: at for name, at in held.items() if name not in trained}
-        units, results = _with_last_reads(layer.operators, layer.outputs), dict[str, tuple[Layout, Layout]]()
-
-        def function(*pieces: torch.Tensor) -> list[torch.Tensor]:
-            own = {n: _RestingTensor(x, *places[n]) for n, x in zip(places, pieces, strict=True)}
-            own.update(rest)
-            self._run_units(units, own, context.inside)
-            results.update({name: (own[name].value, own[name].gradient) for name in layer.outputs})
-            return [own[name].piece for name in layer.outputs]
-
-        with context.keeping(layer.outputs[0]):
-            pieces = repeated(function, [at.piece for at in trained.values()])
-        for name, piece in zip(layer.outputs, pieces, strict=True):
-            tensors[name] = _RestingTensor(piece, *results[name])
 
     def _total_loss(self, tensors: Mapping[str, _RestingTensor], batch: Batch, loss: Loss) -> torch.Tensor:
         """The loss of the micro-batch: of whole outputs, or of those samples and words that each rank has."""
@@ -388,7 +342,7 @@ class ShardedStage:
     def _results(self, operator: _PlannedOperator, values: Values, context: Context) -> list[torch.Tensor]:
         *inner, last = operator.kernels
         if inner:
-            values = run(inner, values, context, fitted=self._model.fitted)
+            values = run(inner, values, context.within, fitted=self._model.fitted)
         return run_step(last, values, context) if isinstance(last, Step) else last.results(values, context)
 
     def _run_cut(

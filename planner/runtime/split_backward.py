@@ -24,14 +24,29 @@ End: TypeAlias = torch.Tensor | torch.autograd.graph.GradientEdge
 
 @dataclass(slots=True)
 class Box:
-    """Holds what an operator keeps for its backward, until it is emptied."""
+    """Holds what an operator keeps for its backward, until it is emptied.
+
+    Attributes:
+        kept: what it holds.
+        once: whether the next that looks into it empties it.
+    """
 
     kept: object
+    once: bool = False
+
+    def open(self) -> object:
+        """What it holds."""
+        kept = self.kept
+        if self.once:
+            self.kept = None
+        return kept
 
 
 @dataclass
 class WaitingProducts:
     """The products of one pass whose weights' gradients can wait, and what they wait with.
+
+    All else that the forward pass kept goes as soon as the first half has read it.
 
     Attributes:
         early: gradients of the other weights, from the first half.
@@ -84,6 +99,10 @@ class WaitingProducts:
         waiting = [product for product in waiting if product[1]]
         late = {name for _, own, _ in waiting for name in own}
         now = {name: weight for name, weight in weights.items() if name not in late}
+        needed = {id(box) for _, _, boxes in waiting for box in boxes}
+        passing = [box for box in (*self._boxes, *self._new) if id(box) not in needed]
+        for box in passing:
+            box.once = True
         wanted: list[End] = [*inputs, *now.values(), *(end for end, _, _ in waiting)]
         found = gradients(ends, seeds, wanted, keep=True)
         self.early = dict(zip(now, found[len(inputs) :], strict=False))
@@ -92,10 +111,8 @@ class WaitingProducts:
             for (end, own, _), gradient in zip(waiting, found[len(inputs) + len(now) :], strict=True)
             if gradient is not None
         ]
-        needed = {id(box) for _, _, boxes in waiting for box in boxes}
-        for box in (*self._boxes, *self._new):
-            if id(box) not in needed:
-                box.kept = None
+        for box in passing:
+            box.kept = None
         self._products, self._ends, self._boxes, self._new = [], set(), [], []
         return found[: len(inputs)]
 

@@ -139,9 +139,8 @@ class StageRun:
         return stage.run(values, batch, settings.loss, self._context(current, stage.modules, stage.again))
 
     def _context(self, current: Pass, modules: Sequence[Module[Any]], again: Again) -> Context:
-        settings, program, moving = self.settings, self.program, self.program.offloaded
-        if self.offloads:
-            moving = moving.union(*program.layers)
+        settings, program = self.settings, self.program
+        moving = program.offloaded.union(program.repeated.operators if program.repeated.inputs_on_host else ())
         resident = (*current.parameters.values(), *self.constants.values())
         host = HostMemory(moving, resident if moving or modules else (), settings.device)
         context = Context(

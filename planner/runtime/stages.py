@@ -12,7 +12,7 @@ from planner.hardware import load_stack
 from planner.plans import Plan, Requirement
 from planner.plans.records import Boundary
 from planner.runtime.data import Batch, Loss
-from planner.runtime.fusing import Kernel, by_layer
+from planner.runtime.fusing import Kernel, fused
 from planner.runtime.host import steps_of
 from planner.runtime.interpreter import Values, run
 from planner.runtime.model_file import ModelFile, Step, require_rules
@@ -31,8 +31,6 @@ class StageProgram:
         index: number of the stage.
         steps: operators in order, with the duplicated ones and shape arithmetic.
         kernels: the same as they run on a rank that does all of the work.
-        layers: operators of the plan whose forward is repeated together, by first output: those of each layer where a
-            stage is recomputed layer by layer.
         received: tensors from other stages.
         sent: tensors to other stages.
         fed: model inputs that the stage reads.
@@ -40,7 +38,8 @@ class StageProgram:
         parameters: for each trained weight, by its name in the file, the parameter that it is tied to (itself mostly).
         constants: other initializers.
         offloaded: operators, by first output, that keep their tensors in the host's memory.
-        repeated: operators whose forward is repeated by module.
+        repeated: operators whose forward is repeated, by module or by layer.
+        as_whole: whether it is repeated as a whole, from the stage's inputs.
     """
 
     index: int
@@ -54,7 +53,7 @@ class StageProgram:
     offloaded: frozenset[str]
     repeated: RepeatedOperators
     kernels: tuple[Kernel, ...]
-    layers: tuple[frozenset[str], ...]
+    as_whole: bool
 
     @property
     def owned(self) -> tuple[str, ...]:
@@ -98,38 +97,26 @@ def stage_program(plan: Plan, model: ModelFile, index: int) -> StageProgram:
     trained = {p.name: p.tied_to or p.name for p in plan.stage_parameters(index) if p.trainable}
     aliases = {name: shared.parameter for shared in plan.shared_parameters for name in shared.names}
     parameters = {name: aliases.get(name, trained[name]) for name in weights if name in trained}
-    layers = repeated_layers(plan, index)
-    kernels = by_layer(steps, wanted, layers, listed=nodes, gates=runs_gates(plan))
+    kernels = fused(steps, wanted, listed=nodes, gates=runs_gates(plan))
+    as_whole = stage.recompute and (plan.options.whole_stages or Requirement.EXPLICIT_RECOMPUTE in plan.requires)
     return StageProgram(
         index, steps, received, sent, tuple(name for name in model.inputs if name in read or name in wanted),
         stage.outputs, parameters, tuple(name for name in weights if name not in parameters),
-        steps_of(stage.offloaded, nodes, steps), repeated_operators(plan, index), kernels, layers,
+        steps_of(stage.offloaded, nodes, steps), repeated_operators(plan, index, as_whole), kernels, as_whole,
     )  # fmt: skip
 
 
-def repeated_layers(plan: Plan, index: int) -> tuple[frozenset[str], ...]:
-    """Operators of each layer that a stage keeps the inputs of, to repeat its forward within the backward.
-
-    Empty where a stage is not recomputed, or as a whole: where orders have an action for it, split the backward, or
-    run parts of a sequence.
-    """
-    stage = plan.stages[index]
-    as_whole = {Requirement.EXPLICIT_RECOMPUTE, Requirement.SPLIT_BACKWARD} & set(plan.requires)
-    if not stage.recompute or plan.options.whole_stages or as_whole or plan.schedule.parts > 1:
-        return ()
-    starts = layer_starts([block.name for block in plan.block_table]).tolist()
-    layers: dict[int, set[str]] = {}
-    for block in range(*stage.blocks):
-        if block not in stage.kept_blocks:
-            layers.setdefault(max(stage.blocks[0], starts[block]), set()).update(plan.block_table[block].nodes)
-    return tuple(map(frozenset, layers.values()))
-
-
-def repeated_operators(plan: Plan, index: int) -> RepeatedOperators:
-    """What a stage repeats by module; nothing in files of before minor version 5, which do not list the operators."""
+def repeated_operators(plan: Plan, index: int, as_whole: bool) -> RepeatedOperators:
+    """What a stage repeats by layer, or by module (files of before minor version 5 do not list the operators)."""
     stage = plan.stages[index]
     blocks = {node: block for block in range(*stage.blocks) for node in plan.block_table[block].nodes}
-    return RepeatedOperators(blocks, frozenset(stage.repeated), frozenset(stage.dropped))
+    if not stage.recompute or as_whole:
+        return RepeatedOperators(blocks, frozenset(stage.repeated), frozenset(stage.dropped))
+    starts = layer_starts([block.name for block in plan.block_table]).tolist()
+    kept = set(stage.kept_blocks)
+    repeated = frozenset(node for node, block in blocks.items() if block not in kept)
+    layers = {n: b if b in kept else max(stage.blocks[0], starts[b]) for n, b in blocks.items()}
+    return RepeatedOperators(layers, repeated, inputs_on_host=bool(stage.offload))
 
 
 def runs_gates(plan: Plan) -> bool:

@@ -120,7 +120,7 @@ class Worker:
         return StageRun(
             self._settings, program, weights, tied, constants, replica, mesh, whole, sharded, parted,
             splits=(ActionKind.WEIGHT_GRAD, index) in self._explicit,
-            repeats=stage.recompute and not program.layers, offloads=bool(stage.offload),
+            repeats=program.as_whole, offloads=bool(stage.offload),
         )  # fmt: skip
 
     def _corrected(self, index: int) -> tuple[StageCorrection, OptimizerScaling | None] | None:
@@ -289,6 +289,7 @@ class Worker:
             gradient = x.grad if x.grad is not None else torch.zeros_like(x)
             gradient = stage.whole(boundary.tensor, gradient, boundary.shape, gradient=True)
             self._transfers.send_back(gradient, boundary, stage.program.index, current.unit)
+        current.received = {}
         if (ActionKind.SEND_GRADIENT, stage.program.index) in self._explicit:
             stage.passes.pop(current.unit, None)
 

@@ -33,6 +33,7 @@ class InnerPoint:
         sent_bytes: bytes that a rank sends, forward and backward.
         parameter_elements: elements of trained weight tensors that a rank holds.
         saved_bytes: bytes that a rank keeps for backward.
+        waiting_bytes: bytes that stay until the second half of a split backward (`BlockCosts.waiting_bytes`).
         checkpoint_bytes: bytes of the inputs of the block on a rank, which recomputation keeps.
         workspace_bytes: transient bytes of the operator that needs the most.
         decision: strategy of each operator (`op:` and its key), layouts of each tensor and weight.
@@ -50,6 +51,7 @@ class InnerPoint:
     sent_bytes: float
     parameter_elements: float
     saved_bytes: float
+    waiting_bytes: float
     checkpoint_bytes: float
     workspace_bytes: float
     decision: Mapping[str, Choice]
@@ -233,6 +235,7 @@ def point(block: BlockProblem, boundary: Boundaries, decision: Mapping[str, Choi
         sent_bytes=verdict.sent_bytes - step_bytes,
         parameter_elements=sum(part * graph.tensors[name].elements for name, part in weights),
         saved_bytes=sum(size for _, size in saved),
+        waiting_bytes=_waiting_bytes(block, boundary, decision, dict(saved)),
         checkpoint_bytes=sum(size for _, size in checkpoints),
         workspace_bytes=_workspace(block, decision),
         decision=decision,
@@ -299,6 +302,18 @@ def _saved(block: BlockProblem, boundary: Boundaries, decision: Mapping[str, Cho
         return 1.0
 
     return tuple((s, size * part(s)) for s, size in block.facts.kept(block.setting.members).items())
+
+
+def _waiting_bytes(
+    block: BlockProblem, boundary: Boundaries, decision: Mapping[str, Choice], saved: Mapping[str, float]
+) -> float:
+    """Bytes that a rank's products with weights need for the gradients of these."""
+    facts, nodes = block.facts, block.setting.graph.nodes
+    products = [i for i in block.setting.members if facts.specs[i].weight_grad_matrix_flops]
+    operands = {storage for storage, _ in kept_pairs(facts.saved, products)}
+    results = (name for i in products for name in nodes[i].outputs if name)
+    gradients = (_bytes_at(block.setting, n, block.layout_of(n, boundary, decision)) for n in results)
+    return sum(saved[storage] for storage in sorted(operands)) + sum(gradients)
 
 
 def _workspace(block: BlockProblem, decision: Mapping[str, Choice]) -> float:

@@ -68,6 +68,7 @@ class ShardedCosts:
         parameter_elements: [n] trainable elements; a parameter counts in every block that uses it.
         whole_on: by parameter, the mesh axes that deal out samples or steps and on which it is replicated.
         saved_bytes: [n] bytes of the storages kept for backward.
+        waiting_bytes: [n] bytes that stay until the second half of a split backward.
         checkpoint_bytes: [n] bytes of the input tensors, which recomputation keeps.
         held: by block, its parameters and kept storages: those it has alone, and those it shares with others.
         boundary_bytes: [n + 1] bytes of the tensors that cross each boundary. Replicated ones are on every rank, so the
@@ -87,6 +88,7 @@ class ShardedCosts:
     parameter_elements: np.ndarray
     whole_on: Mapping[str, tuple[int, ...]]
     saved_bytes: np.ndarray
+    waiting_bytes: np.ndarray
     checkpoint_bytes: np.ndarray
     held: tuple[BlockState, ...]
     boundary_bytes: np.ndarray
@@ -176,8 +178,8 @@ def _picked(
 
 
 _OF_POINTS = (
-    "forward_s", "backward_s", "step_s", "communication_s", "sent_bytes", "saved_bytes", "checkpoint_bytes",
-    "workspace_bytes",
+    "forward_s", "backward_s", "step_s", "communication_s", "sent_bytes", "saved_bytes", "waiting_bytes",
+    "checkpoint_bytes", "workspace_bytes",
 )  # fmt: skip
 """Figures of `InnerPoint` that `ShardedCosts` has by block."""
 

@@ -297,7 +297,9 @@ def bytes_of(plan: Plan) -> StageBytes:
     versions = np.array(section.versions or (1,) * len(stages), float)
     weights = np.array([m.weights_bytes for m in memory], float) / versions
     unit = np.array([s.unit_bytes for s in stages], float) * section.parts
-    working = np.array([max(0, s.memory.activations_bytes - s.in_flight * s.unit_bytes) for s in stages], float)
+    turning, waiting = np.array([s.halves_bytes or (s.unit_bytes, s.unit_bytes) for s in stages], float).T
+    over = [0 if s.halves_bytes else max(0, s.memory.activations_bytes - s.in_flight * s.unit_bytes) for s in stages]
+    working = np.array(over, float)
     workspace = np.array([m.workspace_bytes for m in memory], float)
     repeats = _repeats(plan)
     return StageBytes(
@@ -307,6 +309,7 @@ def bytes_of(plan: Plan) -> StageBytes:
         np.array([m.reserve_bytes for m in memory], float),
         unit if repeats else np.zeros(0),
         weights if section.versions else np.zeros(0),
+        *(() if repeats else (turning * section.parts, waiting * section.parts)),
     )
 
 

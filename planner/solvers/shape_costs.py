@@ -111,7 +111,7 @@ class ShapeCosts:
         self._nearby_cache: dict[tuple[int, int, float, Phase], float] = {}
         self._precision, self._overlap = precision_of(job, cluster), overlap_of(job, cluster)
         self._state_bytes = optimizer_state_bytes(job.optimizer, self._precision)
-        self._kept_bytes, self._kept_s = _hull(shardings, job)
+        self._hulls = {split: _hull(shardings, job, split=split) for split in (False, True)}
         workspace = min(float(costs.workspace_bytes.max()) for costs in shardings)
         self._room_bytes = max(device.usable_bytes for device in cluster.devices) - workspace
         self._exchange_cache: dict[tuple[int, int, int, bool], tuple[float, float, float]] = {}
@@ -171,8 +171,8 @@ class ShapeCosts:
         work_s = self._fitting_s(outline, replicas, zero)
         if math.isinf(work_s):
             return work_s, False
-        ample = work_s == self._kept_s[-1]
         schedule, pipeline = outline.schedule, outline.pipeline
+        ample = work_s == self._hulls[schedule.split_backward][1][-1]
         work_s *= self._unevenness(len(outline.hosted))
         each_s = work_s / pipeline.stages
         idle_s = schedule.idle_s(pipeline, self._forward_share * each_s, (1 - self._forward_share) * each_s)
@@ -216,9 +216,10 @@ class ShapeCosts:
         held_bytes = held_bytes + self._precision.held_gradient_bytes * gradients + self._state_bytes * states
         room_bytes = self._room_bytes - held_bytes * outline.hosted / stages
         kept_bytes = np.maximum(room_bytes, 0.0) * stages * outline.schedule.parts / np.maximum(outline.held, 1)
-        if (kept_bytes * MEMORY_TOLERANCE < self._kept_bytes[0]).any():
+        bytes_by_point, s_by_point = self._hulls[outline.schedule.split_backward]
+        if (kept_bytes * MEMORY_TOLERANCE < bytes_by_point[0]).any():
             return float("inf")
-        return float(np.interp(kept_bytes, self._kept_bytes, self._kept_s).mean())
+        return float(np.interp(kept_bytes, bytes_by_point, s_by_point).mean())
 
     def _sending_s(self, stride: int) -> tuple[float, float]:
         """(least seconds of any boundary both ways over the fastest link, mean seconds to a rank `stride` away)."""
@@ -291,10 +292,11 @@ def slowest_part(seconds: Sequence[float], parts: int) -> float:
     return most
 
 
-def _hull(shardings: Sequence[BlockCosts], job: Job) -> tuple[np.ndarray, np.ndarray]:
+def _hull(shardings: Sequence[BlockCosts], job: Job, *, split: bool) -> tuple[np.ndarray, np.ndarray]:
     """(bytes kept of a micro-batch by all blocks, ascending; least seconds of all blocks that keep no more).
 
-    Every block picks its sharding and its recomputation independently of the others.
+    Every block picks its sharding and its recomputation independently of the others. With `split` a micro-batch may
+    keep as little as between the halves of its backward.
     """
     options = []
     for costs in shardings:
@@ -302,7 +304,10 @@ def _hull(shardings: Sequence[BlockCosts], job: Job) -> tuple[np.ndarray, np.nda
         for choice in ranges.ways(job.recompute, whole_stages=job.whole_stages):
             repeat_s = choice.repeat_s.mean(axis=0)
             lean_bytes = np.minimum(choice.saved_bytes, ranges.saved_bytes)
-            options.append((np.where(repeat_s > 0, lean_bytes, ranges.saved_bytes), both_s + repeat_s))
+            kept_bytes = np.where(repeat_s > 0, lean_bytes, ranges.saved_bytes)
+            if split and costs.waiting_bytes is not None:
+                kept_bytes = np.minimum(kept_bytes, costs.waiting_bytes)
+            options.append((kept_bytes, both_s + repeat_s))
     bytes_by_option, s_by_option = (np.array(column) for column in zip(*options, strict=True))
     steps: list[tuple[float, float, float]] = []
     least_bytes = least_s = 0.0

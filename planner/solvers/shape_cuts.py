@@ -13,6 +13,7 @@ import numpy as np
 
 from planner.hardware.types import Cluster
 from planner.memory import room_bytes
+from planner.schedules.held import UnitSizes
 from planner.solvers._candidates import comparable
 from planner.solvers.shape_terms import worker_terms
 from planner.solvers.shapes import Shape
@@ -90,6 +91,8 @@ class _StageCosts:
         forward_s, work_s: forward, and forward with backward, of a micro-batch.
         tail_s: exchanges of an iteration.
         unit: bytes kept of each micro-batch in flight.
+        waiting: of one between the halves of a split backward.
+        turning: at most of one in the first half.
         resident: bytes of weights, gradients and optimizer state.
         working: bytes kept of the micro-batch whose forward is repeated.
         workspace: scratch bytes.
@@ -99,6 +102,8 @@ class _StageCosts:
     work_s: np.ndarray
     tail_s: np.ndarray
     unit: np.ndarray
+    waiting: np.ndarray
+    turning: np.ndarray
     resident: np.ndarray
     working: np.ndarray
     workspace: np.ndarray
@@ -141,10 +146,15 @@ class Cutter:
         self._shape = shape
         schedule, pipeline = shape.schedule, shape.pipeline
         self._stages_of_worker, self._workers_of_stage = schedule.placement(pipeline), schedule.holders(pipeline)
-        peaks = zip(self._stages_of_worker, schedule.peaks(pipeline), strict=True)
+        self._peaks = schedule.peaks(pipeline)
+        peaks = zip(self._stages_of_worker, self._peaks, strict=True)
         self._units = [peak.units[:, : len(hosted)].astype(float) for hosted, peak in peaks]
         self._peak_units = [
             rows[rows.sum(axis=1).argmax()] if rows.size else rows[:0].sum(axis=0) for rows in self._units
+        ]
+        self._peak_waiting = [
+            peak.waiting[peak.units.sum(axis=1).argmax()].astype(float) if peak.splits else np.zeros_like(units)
+            for peak, units in zip(self._peaks, self._peak_units, strict=True)
         ]
         self._passes = [np.array(counts, float) for counts in schedule.workload(pipeline)]
         self._ramp = schedule.ramp(pipeline)
@@ -270,14 +280,17 @@ class Cutter:
         recompute = -1 if self._recomputed_stages is None else int(stage in self._recomputed_stages)
         return recompute, *self._terms.device_types[stage]
 
-    def _stage_state(self, stage: int) -> tuple[float, float, float]:
-        """(state bytes per element, state bytes per element left by sharding, micro-batches in flight) of a stage."""
+    def _stage_state(self, stage: int) -> tuple[float, float, float, float]:
+        """(state bytes per element, state bytes per element left by sharding, micro-batches in flight, those of them
+        between the halves of a split backward) of a stage."""
         worker = self._workers_of_stage[stage][0]
         hosted = self._stages_of_worker[worker]
         units = float(self._peak_units[worker][hosted.index(stage)])
         if len(hosted) == 1:
             units = max(units, float(self._units[worker].max(initial=0.0)))
-        return float(self._terms.bytes_per_element[stage]), float(self._terms.bytes_per_shard_element[stage]), units
+        waiting = float(self._peak_waiting[worker][hosted.index(stage)])
+        element_bytes, shard_element_bytes = self._terms.bytes_per_element, self._terms.bytes_per_shard_element
+        return float(element_bytes[stage]), float(shard_element_bytes[stage]), units, waiting
 
     def _stage_budget(self, stage: int) -> float:
         """Even share of a stage in its worker's memory, in bytes."""
@@ -292,14 +305,16 @@ class Cutter:
         """[options, n, n] seconds of a micro-batch on the slowest of some device types."""
         return np.asarray(self._options.work_s[self._options_that_recompute(recompute)][:, list(types)].max(axis=1))
 
-    def _needed_bytes(self, state: tuple[float, float, float], recompute: int, *_types: int) -> np.ndarray:
+    def _needed_bytes(self, state: tuple[float, float, float, float], recompute: int, *_types: int) -> np.ndarray:
         """[options, n, n] bytes that a stage of blocks i..j needs on its own."""
-        (element_bytes, shard_element_bytes, units), options = state, self._options
+        (element_bytes, shard_element_bytes, units, waiting), options = state, self._options
+        turns = any(peak.splits for peak in self._peaks)
         needed = (
             element_bytes * options.elements
             + shard_element_bytes * options.shard_elements
             + units * options.unit_bytes / self._shape.schedule.parts
-            + options.working_bytes
+            + waiting * (options.waiting_bytes - options.unit_bytes)
+            + (options.turning_bytes - options.unit_bytes if turns else options.working_bytes)
             + options.workspace_bytes
         )
         return np.asarray(needed[self._options_that_recompute(recompute)] + self._terms.transient_bytes)
@@ -339,6 +354,8 @@ class Cutter:
             np.where(mask, work_s, 0.0).max(axis=1).T,
             shard_elements.T * exchange_s,
             options.unit_bytes[:, first, last].T / self._shape.schedule.parts,
+            options.waiting_bytes[:, first, last].T,
+            options.turning_bytes[:, first, last].T,
             (elements * self._terms.bytes_per_element + shard_elements * self._terms.bytes_per_shard_element).T,
             options.working_bytes[:, first, last].T,
             options.workspace_bytes[:, first, last].T,
@@ -402,16 +419,21 @@ class Cutter:
 
     def _peak_bytes(self, worker: int, costs: _StageCosts, stages: list[int], options: np.ndarray) -> float:
         """Peak bytes of a worker with these options for its stages."""
+        resident_bytes = float(costs.resident[stages, options].sum()) + self._terms.transient_bytes
+        resident_bytes += float(costs.workspace[stages, options].max())
+        peak = self._peaks[worker]
+        if peak.splits:
+            tables = (costs.unit, costs.turning, costs.waiting)
+            sizes = (dict(zip(stages, t[stages, options].tolist(), strict=True)) for t in tables)
+            return resident_bytes + peak.most_of(UnitSizes(*sizes))
         units = self._units[worker] @ costs.unit[stages, options]
-        shared_bytes = (
-            costs.working[stages, options].max() + costs.workspace[stages, options].max() + self._terms.transient_bytes
-        )
-        return float(costs.resident[stages, options].sum() + units.max(initial=0.0) + shared_bytes)
+        return resident_bytes + float(costs.working[stages, options].max() + units.max(initial=0.0))
 
     def _fastest_options(self, worker: int, costs: _StageCosts, stages: list[int]) -> np.ndarray:
         """Fastest options of a worker's stages that fit its memory; the leanest if none fit."""
         work_s = costs.work_s[stages] * self._passes[worker][:, None] + costs.tail_s[stages]
         kept = costs.resident[stages] + self._peak_units[worker][:, None] * costs.unit[stages]
+        kept = kept + self._peak_waiting[worker][:, None] * (costs.waiting - costs.unit)[stages]
         if self._recomputed_stages is not None:
             recompute = np.array(self._options.recompute)
             work_s = np.where(recompute == np.isin(stages, list(self._recomputed_stages))[:, None], work_s, np.inf)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.space.ranges import Ranges
+from planner.space.recompute_choices import RecomputeChoice
 from planner.space.types import BlockCosts, Job
 
 MAX_OPTIONS = 8
@@ -31,6 +32,8 @@ class StageOptions:
         work_s: [options, types, n, n] forward, backward and recomputation of one micro-batch.
         unit_bytes: [options, n, n] kept of each micro-batch in flight.
         working_bytes: [options, n, n] kept in addition of the micro-batch that is recomputed.
+        waiting_bytes: [options, n, n] kept of a micro-batch between the halves of a split backward.
+        turning_bytes: [options, n, n] kept at most of a micro-batch in the first half.
         workspace_bytes: [options, n, n] scratch memory.
         elements: [options, n, n] trainable elements.
         shard_elements: [options, n, n] elements left to a rank after the ranks of a group divide those they all hold.
@@ -43,6 +46,8 @@ class StageOptions:
     work_s: np.ndarray
     unit_bytes: np.ndarray
     working_bytes: np.ndarray
+    waiting_bytes: np.ndarray
+    turning_bytes: np.ndarray
     workspace_bytes: np.ndarray
     elements: np.ndarray
     shard_elements: np.ndarray
@@ -87,8 +92,8 @@ class StageOptions:
     def only(self, options: Sequence[int]) -> StageOptions:
         """Some of the options."""
         tables = (
-            self.forward_s, self.work_s, self.unit_bytes, self.working_bytes, self.workspace_bytes, self.elements,
-            self.shard_elements,
+            self.forward_s, self.work_s, self.unit_bytes, self.working_bytes, self.waiting_bytes, self.turning_bytes,
+            self.workspace_bytes, self.elements, self.shard_elements,
         )  # fmt: skip
         indices = list(options)
         return StageOptions(
@@ -106,6 +111,12 @@ def stage_options(shardings: Sequence[BlockCosts], job: Job) -> StageOptions:
         for number, ranges in enumerate(map(Ranges, shardings))
         for choice in ranges.ways(job.recompute, whole_stages=job.whole_stages)
     ]
+    halves = [
+        ranges.halves(
+            RecomputeChoice(way.recompute, way.repeats, way.layers, way.offload), whole_stages=job.whole_stages
+        )
+        for _, ranges, way in options
+    ]
     return StageOptions(
         shardings=tuple(number for number, _, _ in options),
         recompute=tuple(choice.recompute for _, _, choice in options),
@@ -114,6 +125,8 @@ def stage_options(shardings: Sequence[BlockCosts], job: Job) -> StageOptions:
         work_s=np.stack([ranges.forward_s + ranges.backward_s + choice.repeat_s for _, ranges, choice in options]),
         unit_bytes=np.stack([choice.saved_bytes for _, _, choice in options]),
         working_bytes=np.stack([choice.working_bytes for _, _, choice in options]),
+        waiting_bytes=np.stack([waiting for waiting, _ in halves]),
+        turning_bytes=np.stack([turning for _, turning in halves]),
         workspace_bytes=np.stack([ranges.workspace_bytes for _, ranges, _ in options]),
         elements=np.stack([ranges.elements for _, ranges, _ in options]),
         shard_elements=np.stack([ranges.shard_elements for _, ranges, _ in options]),

@@ -95,6 +95,7 @@ def block_costs(
         repeated=None if head < 0 else np.arange(n) != head,
         kept_bytes=None if head < 0 else head_bytes(chain, storages[head].items()),
         weight_grad_s=of_backward([p.weight_grad_s for p in profiles]),
+        waiting_bytes=np.array([_waiting_bytes(profiles[0], b.nodes) for b in chain.blocks]),
     )
 
 
@@ -199,6 +200,12 @@ def kept_table(blocks: Sequence[Iterable[tuple[str, float]]], alone_bytes: Seque
 def block_storages(chain: Chain, profile: Profile) -> list[dict[str, float]]:
     """By block, the storages that it keeps for the backward pass, and their bytes."""
     return [{name: float(size) for name, size in kept_pairs(profile.saved, b.nodes)} for b in chain.blocks]
+
+
+def _waiting_bytes(profile: Profile, nodes: Sequence[int]) -> float:
+    """Bytes that products with weights need for the gradients of these: other operands, and gradients of results."""
+    products = [i for i in nodes if profile.weight_grad_s[i] > 0]
+    return sum(dict(kept_pairs(profile.saved, products)).values()) + float(profile.output_bytes[products].sum())
 
 
 def head_bytes(chain: Chain, saved: Iterable[tuple[str, float]], alone_bytes: float = 0.0) -> np.ndarray:

@@ -32,7 +32,7 @@ from enum import StrEnum
 from planner.hardware.types import Cluster
 from planner.play import Transfers
 from planner.schedules import Schedule, get
-from planner.schedules.held import HeldUnits
+from planner.schedules.held import HeldUnits, UnitSizes
 from planner.space.configuration import Configuration
 from planner.space.limits import (
     forbidden_choices,
@@ -204,12 +204,17 @@ def _memory_of_stages(held_stages: tuple[int, ...], stages: Sequence[StageTerms]
     terms = [stages[stage] for stage in held_stages]
     if len(held_stages) == 1 and not peaks.guests:
         return WorkerMemory(held_stages, terms[0].memory, terms[0].capacity_bytes)
-    recomputed_bytes = max(t.memory.activations - t.in_flight * t.unit_bytes for t in terms)
+    if peaks.splits:
+        sizes = UnitSizes(*([getattr(t, f"{k}_bytes") for t in stages] for k in ("unit", "turning", "waiting")))
+        activation_bytes = peaks.most_of(sizes)
+    else:
+        activation_bytes = peaks.most([t.unit_bytes for t in stages])
+        activation_bytes += max(t.memory.activations - t.in_flight * t.unit_bytes for t in terms)
     memory = MemoryBytes(
         weights=sum(t.memory.weights for t in terms),
         gradients=sum(t.memory.gradients for t in terms),
         optimizer=sum(t.memory.optimizer for t in terms),
-        activations=peaks.most([t.unit_bytes for t in stages]) + recomputed_bytes,
+        activations=activation_bytes,
         workspace=max(t.memory.workspace for t in terms),
         reserve=max(t.memory.reserve for t in terms),
     )

@@ -165,6 +165,56 @@ class Ranges:
             self._ways[key] = way
         return self._ways[key]
 
+    def halves(self, choice: RecomputeChoice, *, whole_stages: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """Activation bytes of a micro-batch whose backward is split: between its halves, and most in the first half.
+
+        In the first half blocks before the one at work are as the forward left them, those behind it wait, and a layer
+        or module that is recomputed is all there while it runs. As `space.terms` has it; O(n^2).
+        """
+        costs, way = self._costs, self.way(choice, whole_stages=whole_stages)
+        if costs.waiting_bytes is None:
+            return way.saved_bytes, way.saved_bytes + way.working_bytes
+        waiting, plain = self._sums(costs.waiting_bytes), np.diagonal(costs.saved_bytes)
+        if choice.repeats or (choice.offload and not choice.recompute):
+            prices = selective_costs(costs, choice.repeats, choice.offload)
+            turning = self._turning(np.diagonal(prices.saved_bytes), prices.working_bytes)
+        elif whole_stages or not choice.recompute:
+            turning = self._turning(plain, np.zeros_like(plain))
+        else:
+            turning = self._turning_of_layers(choice, waiting, plain)
+        turning = np.maximum(turning, np.maximum(way.saved_bytes, waiting))
+        return waiting, turning + way.saved_bytes if choice.recompute and whole_stages else turning
+
+    def _turning(self, before: np.ndarray, again: np.ndarray) -> np.ndarray:
+        """Most bytes in the first half of a split backward, from [n] those of blocks before their backward, and those
+        that they make again for it."""
+        if self._alone or self._costs.waiting_bytes is None:
+            return np.asarray(before + again)
+        change = np.concatenate([[0.0], np.cumsum(before - self._costs.waiting_bytes)])
+        most = range_maxima(change[1:] + again) - change[:-1, None]
+        return np.asarray(np.triu(range_sums(self._costs.waiting_bytes) + most))
+
+    def _turning_of_layers(self, choice: RecomputeChoice, waiting: np.ndarray, plain: np.ndarray) -> np.ndarray:
+        """The same of stages that recompute layers, all of them or the first so many."""
+        costs, block = self._costs, np.arange(len(plain))
+        starts = block if costs.layer_starts is None else costs.layer_starts
+        repeated = np.ones(len(plain), bool) if costs.repeated is None else costs.repeated
+        inputs = np.where((block == starts) & (not choice.offload), np.diagonal(costs.checkpoint_bytes), 0.0)
+        before = np.where(repeated, inputs, _or_zeros(costs.kept_bytes, plain))
+        turning = self._turning(before, np.where(repeated, costs.saved_bytes[starts, block], 0.0))
+        if not choice.layers or self._alone:
+            return turning
+        first, last = np.triu_indices(len(plain))
+        kept_from = costs.layers.kept_from(first, last + 1, choice.layers)
+        behind = np.minimum(kept_from, last), last
+        some = np.maximum(
+            range_sums(before)[first, kept_from - 1] + self._turning(plain, np.zeros_like(plain))[behind],
+            turning[first, kept_from - 1] + waiting[behind],
+        )
+        table = turning.copy()
+        table[first, last] = np.where(kept_from <= last, some, turning[first, last])
+        return table
+
     def _selective(self, choice: RecomputeChoice, kept: np.ndarray) -> StageWay:
         prices = selective_costs(self._costs, choice.repeats, choice.offload)
         # By the time a module is recomputed, the micro-batch has freed the activations of the last block.

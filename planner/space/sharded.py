@@ -116,6 +116,7 @@ def sharded_block_costs(
         gradient_gather_s=backward[1],
         shard_elements=_shard_elements(elements, inner_replicas) if inner_replicas else None,
         inner_replicas=inner_replicas,
+        waiting_bytes=sharded.waiting_bytes,
     )
 
 
@@ -253,6 +254,7 @@ def least_costs(floor: BlockCosts, lean: Sequence[BlockCosts], fastest: BlockCos
     if (fastest.saved_bytes <= saved_bytes).all() and (fastest.parameter_elements <= elements).all():
         return None
     shards = [costs.shard_elements for costs in lean if costs.shard_elements is not None]
+    waiting = [costs.waiting_bytes for costs in lean if costs.waiting_bytes is not None]
     return replace(
         lean[0],
         forward_s=floor.forward_s,
@@ -262,6 +264,7 @@ def least_costs(floor: BlockCosts, lean: Sequence[BlockCosts], fastest: BlockCos
         shard_elements=LEANEST_MARGIN * np.minimum.reduce(shards) if shards else None,
         inner_replicas=(),
         saved_bytes=LEANEST_MARGIN * saved_bytes,
+        waiting_bytes=LEANEST_MARGIN * np.minimum.reduce(waiting) if waiting else None,
         workspace_bytes=floor.workspace_bytes,
         ties=floor.ties,
         kept_bytes=floor.kept_bytes,

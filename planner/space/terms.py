@@ -22,6 +22,7 @@ from planner.exchange import ExchangeStep, Phase, RankGroup, Recipe, kept_bytes,
 from planner.hardware.collectives import collective_s, send_terms
 from planner.hardware.types import Cluster, Collective, reserve_bytes
 from planner.schedules import Pipeline, Schedule
+from planner.schedules.held import HeldUnits, UnitSizes
 from planner.space.configuration import Configuration, StageChoice
 from planner.space.jobs import overlap_of, precision_of
 from planner.space.repeats import BUFFERS, selective_costs
@@ -173,8 +174,9 @@ def stage_terms(setting: Setting) -> tuple[StageTerms, ...]:
     asynchronous = count > 1 and not schedule.weight_policy.synchronous
     tied_s = [0.0] * count if asynchronous else _tied_s(setting, groups)
     in_flight, versions = schedule.in_flight(pipeline), schedule.weight_versions(pipeline)
+    halves = _halves(setting)
     terms = tuple(
-        _cached_terms(setting, groups, stage, in_flight[stage], versions[stage], tied_s[stage])
+        _cached_terms(setting, groups, stage, in_flight[stage], versions[stage], tied_s[stage], halves.get(stage))
         for stage in range(count)
     )
     if setting.exchange is not None:
@@ -185,8 +187,25 @@ def stage_terms(setting: Setting) -> tuple[StageTerms, ...]:
     return tuple(dataclasses.replace(t, evict_s=s) for t, s in zip(terms, moved_s, strict=True))
 
 
+def _halves(setting: Setting) -> dict[int, HeldUnits]:
+    """By stage whose backward is split, the units of it that a worker keeps at the same time."""
+    peaks = setting.schedule.peaks(setting.pipeline)
+    return {
+        stage: peaks[worker].of_stage(stage)
+        for worker, hosted in enumerate(setting.workers.hosted)
+        for stage in hosted
+        if peaks[worker].splits
+    }
+
+
 def _cached_terms(
-    setting: Setting, groups: Sequence[np.ndarray], index: int, in_flight: int, versions: int, tied_s: float
+    setting: Setting,
+    groups: Sequence[np.ndarray],
+    index: int,
+    in_flight: int,
+    versions: int,
+    tied_s: float,
+    halves: HeldUnits | None,
 ) -> StageTerms:
     """Terms of a stage, from the cache where a stage alike was priced.
 
@@ -200,14 +219,21 @@ def _cached_terms(
         *(configuration.zero, configuration.shard_over),
         *(len(groups) > 1, _concurrent(setting, index), setting.workers.in_line),
         *(in_flight, versions, tied_s, *devices),
+        *(() if halves is None else (table.tobytes() for table in (halves.units, halves.waiting, halves.turning))),
     )
     if key not in setting.cache.terms:
-        setting.cache.terms[key] = _terms(setting, groups, index, in_flight, versions, tied_s)
+        setting.cache.terms[key] = _terms(setting, groups, index, in_flight, versions, tied_s, halves)
     return setting.cache.terms[key]
 
 
 def _terms(
-    setting: Setting, groups: Sequence[np.ndarray], index: int, in_flight: int, versions: int, tied_s: float
+    setting: Setting,
+    groups: Sequence[np.ndarray],
+    index: int,
+    in_flight: int,
+    versions: int,
+    tied_s: float,
+    halves: HeldUnits | None,
 ) -> StageTerms:
     configuration, cluster, job, costs = setting.configuration, setting.cluster, setting.job, setting.costs(index)
     choice, number_formats = configuration.stages[index], precision_of(job, cluster)
@@ -245,7 +271,11 @@ def _terms(
     unit_bytes, working_bytes, host_bytes = _activations(setting, costs, choice, repeated)
     move_s = host_bytes / min(cluster.devices[t].host_byte_per_s for t in types)
     workspace = float(costs.workspace_bytes[choice.start : choice.stop].max())
-    activation_bytes = in_flight * unit_bytes + working_bytes
+    activation_bytes, waiting_bytes, turning_bytes = in_flight * unit_bytes + working_bytes, 0.0, 0.0
+    if halves is not None:
+        waiting_bytes, turning_bytes = _split_activations(setting, costs, choice, unit_bytes, working_bytes)
+        sizes = ({index: size} for size in (unit_bytes, turning_bytes, waiting_bytes))
+        activation_bytes = halves.most_of(UnitSizes(*sizes))
     updated_fraction = elements / charged_elements if charged_elements else 0.0
     return StageTerms(
         forward_s=forward_s + max(0.0, max(pass_s[0], move_s) - overlap * forward_s),
@@ -272,6 +302,8 @@ def _terms(
         host_bytes=host_bytes,
         move_s=move_s,
         weight_grad_s=None if costs.weight_grad_s is None else slowest_s(costs.weight_grad_s),
+        waiting_bytes=waiting_bytes,
+        turning_bytes=turning_bytes,
     )
 
 
@@ -430,6 +462,46 @@ def _activations(
     if not choice.offload:
         return checkpoints + kept, working, 0.0
     return kept, working + _buffered(checkpoints, costs.checkpoint_bytes.diagonal()[first : last + 1]), checkpoints
+
+
+def _split_activations(
+    setting: Setting, costs: BlockCosts, choice: StageChoice, unit_bytes: float, working_bytes: float
+) -> tuple[float, float]:
+    """Activation bytes of a micro-batch that waits for the second half of its backward, and the most while the first
+    half runs.
+
+    That goes from the last block to the first: blocks behind the one at work wait, those before are as the forward left
+    them, and a layer or module that is recomputed is all there while it runs. Offloaded operands count as if they came
+    back in the first half.
+    """
+    if costs.waiting_bytes is None:
+        return unit_bytes, unit_bytes + working_bytes
+    blocks, again = range(choice.start, choice.stop), choice.recompute and setting.configuration.whole_stages
+    kept = [_kept_and_made_again(costs, choice, b, whole=again) for b in blocks]
+    waiting, turning = 0.0, unit_bytes
+    for b in reversed(blocks):
+        before = sum(own for own, _ in kept[: b - choice.start + 1])
+        turning = max(turning, before + kept[b - choice.start][1] + waiting)
+        waiting += float(costs.waiting_bytes[b])
+    return waiting, max(turning, waiting) + (unit_bytes if again else 0.0)
+
+
+def _kept_and_made_again(costs: BlockCosts, choice: StageChoice, b: int, *, whole: bool) -> tuple[float, float]:
+    """Bytes of a block that are there before its backward, and those that it makes again for it.
+
+    Blocks of one layer are made again together; what enters a layer is kept with its first block. With `whole`, all
+    blocks of the stage have been made again before.
+    """
+    if choice.repeats or (choice.offload and not choice.recompute):
+        modules = selective_costs(costs, choice.repeats, choice.offload)
+        return float(modules.saved_bytes[b, b]), float(modules.working_bytes[b])
+    if whole or not choice.recompute or b >= _kept_from(costs, choice):
+        return float(costs.saved_bytes[b, b]), 0.0
+    if costs.repeated is not None and not costs.repeated[b]:
+        return 0.0 if costs.kept_bytes is None else float(costs.kept_bytes[b]), 0.0
+    start = max(choice.start, b if costs.layer_starts is None else int(costs.layer_starts[b]))
+    inputs = float(costs.checkpoint_bytes[b, b]) if b == start and not choice.offload else 0.0
+    return inputs, float(costs.saved_bytes[start, b])
 
 
 def _buffered(moved_bytes: float, by_block: np.ndarray) -> float:

@@ -161,6 +161,9 @@ class StageTerms:
         host_bytes: activations of each micro-batch in flight that one rank keeps in the host's memory.
         move_s: time to copy these there, or back; the part that no work hides is in `forward_s` and `backward_s`.
         weight_grad_s: the part of `backward_s` that computes gradients of weights; None where it is not known.
+        waiting_bytes: where the backward is split, activations of a micro-batch that wait for the second half, with
+            gradients; `memory.activations` is then the peak of the order, not a multiple of `unit_bytes`.
+        turning_bytes: the most that a micro-batch keeps while the first half runs.
     """
 
     forward_s: float
@@ -180,6 +183,8 @@ class StageTerms:
     host_bytes: float = 0.0
     move_s: float = 0.0
     weight_grad_s: float | None = None
+    waiting_bytes: float = 0.0
+    turning_bytes: float = 0.0
 
     @property
     def total_s(self) -> float:
@@ -428,6 +433,8 @@ class BlockCosts:
             not known, as where ranks share operators.
         selective: prices of selective recomputation; None where they are not known.
         weight_grad_s: [t, n] seconds of `backward_s` that compute gradients of weights; None where they are not known.
+        waiting_bytes: [n] operands of products with weights and gradients of their results, which stay until the second
+            half of a split backward; None where they are not known: all that is kept stays then.
     """
 
     micro_batch: int
@@ -458,6 +465,7 @@ class BlockCosts:
     steps: ExchangedStep | None = field(default=None, repr=False, compare=False)
     selective: Selective | None = field(default=None, repr=False, compare=False)
     weight_grad_s: np.ndarray | None = None
+    waiting_bytes: np.ndarray | None = None
 
     @property
     def exchanged_elements(self) -> np.ndarray:

@@ -70,7 +70,7 @@ def test_schedules_need_what_they_are_known_for(schedule: str, flags: str) -> No
         r for r in plan.requires if list(Requirement).index(r) >= list(Requirement).index(Requirement.ORDER_ROUTING)
     }
     assert set(flags.split()) <= known
-    assert plan.minor == (4 if "split_backward" in plan.requires else int(bool(known)))
+    assert plan.minor == (6 if "split_backward" in plan.requires else int(bool(known)))
     if not flags:
         assert not known
 
@@ -109,7 +109,7 @@ def test_operators_that_a_stage_repeats_are_listed() -> None:
 
 def test_a_file_of_minor_0_is_not_held_to_the_flags_of_1() -> None:
     document = json.loads(dumps(_plan("dualpipe")))
-    assert document.pop("minor") == 4
+    assert document.pop("minor") == 6
     document["requires"].remove("paired_actions")
     assert not validate(seal(loads(json.dumps(document))))
     document["minor"] = 1

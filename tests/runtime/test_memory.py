@@ -32,9 +32,12 @@ SIZE, SEQ = 2, 256
 
 @functools.cache
 def _model(name: str) -> tuple[Any, planner.Graph]:
-    size: Any = gpt.GPTSize(layers=4, hidden=256, heads=4, vocab=2048, positions=SEQ)
-    if name != "gpt":
-        size = models.size_of(**(LIKE_LLAMA if name == "llama" else LIKE_MIXTRAL))
+    deep = name.startswith("deep ")  # its largest block is a layer
+    layers, vocab = (8, 512) if deep else (4, 2048)
+    size: Any = gpt.GPTSize(layers=layers, hidden=256, heads=4, vocab=vocab, positions=SEQ)
+    if "gpt" not in name:
+        like = LIKE_LLAMA if name == "llama" else LIKE_MIXTRAL
+        size = models.size_of(**{**like, "num_hidden_layers": layers, "vocab_size": vocab})
     proto = models.build_custom(size, batch=SIZE, seq=SEQ)
     return proto, planner.graph_from_proto(proto, name=name)
 
@@ -85,15 +88,32 @@ def test_weights_and_gradients_of_one_block_are_there_at_a_time(name: str, degre
 def test_modules_that_are_repeated_are_not_kept(name: str, degrees: dict[str, Any]) -> None:
     kept = {key: value for key, value in degrees.items() if key != "repeats"}
     for without, ratio in zip(_ratios(name, kept), _ratios(name, degrees), strict=True):
-        assert abs(ratio - without) < 0.03, (ratio, without)
+        assert abs(ratio - without) < 0.04, (ratio, without)
         assert ratio < 1.03
 
 
-@pytest.mark.parametrize("name", ["gpt", "llama"])
-def test_products_alone_wait_for_the_second_half_of_a_backward(name: str) -> None:
-    # with the gradients of their results, which a plan does not count
-    for ratio in _ratios(name, {"pipeline": 2, "schedule": "zb-h1"}):
-        assert 0.93 < ratio < 1.2, ratio
+@pytest.mark.parametrize("schedule", ["zb-h1", "zb-v"])
+@pytest.mark.parametrize(
+    ("name", "degrees"),
+    [
+        ("deep gpt", {}), ("deep gpt", {"recompute": True}), ("deep gpt", {"recompute": True, "recompute_layers": 1}),
+        ("deep gpt", {"repeats": ("layernorm", "act")}), ("deep gpt", {"tensor": 2, "recompute": True}),
+        ("deep mixtral", {}), ("deep mixtral", {"recompute": True}), ("deep mixtral", {"repeats": ("moe_act",)}),
+    ],
+)  # fmt: skip
+def test_products_alone_wait_for_the_second_half_of_a_backward(
+    name: str, degrees: dict[str, Any], schedule: str
+) -> None:
+    # with the gradients of their results; layers that are recomputed are there one at a time, but for these
+    for ratio in _ratios(name, {"pipeline": 2, "schedule": schedule, **degrees}):
+        assert 0.97 < ratio < 1.03, ratio
+
+
+@pytest.mark.parametrize("name", ["gpt", "llama", "mixtral"])
+def test_the_largest_workspace_counts_beside_the_halves_of_a_backward(name: str) -> None:
+    # that of the logits here, which is not there when the most is kept
+    for ratio in _ratios(name, {"pipeline": 2, "schedule": "zb-v", "recompute": True}):
+        assert 0.9 < ratio < 1.05, ratio
 
 
 def test_ranks_that_share_operators_take_what_the_plan_says() -> None:

@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
+from planner import runtime  # noqa: E402
 from planner.runtime.data import synthetic  # noqa: E402
 from planner.runtime.interpreter import run  # noqa: E402
 from planner.runtime.model_file import Step, read_model  # noqa: E402
@@ -108,3 +109,26 @@ def test_a_whole_models_products_are_computed_once(name: str) -> None:
     for n, gradient in zip(own, expected, strict=True):
         assert (found[n] is None) == (gradient is None)
         assert gradient is None or torch.allclose(found[n], gradient, rtol=1e-10, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("model", "ranks", "degrees"),
+    [
+        ("gpt", 2, {"pipeline": 2, "schedule": "zb-v", "recompute": True}),
+        ("gpt", 2, {"pipeline": 2, "schedule": "zb-h1", "recompute": True, "recompute_layers": 1}),
+        ("llama", 2, {"pipeline": 2, "schedule": "zb-h2", "recompute": True}),
+        ("mixtral", 2, {"pipeline": 2, "schedule": "zb-v", "recompute": True}),
+        ("gpt, wide", 4, {"pipeline": 2, "tensor": 2, "schedule": "zb-h1", "recompute": True}),
+        ("gpt", 4, {"pipeline": 2, "zero": 3, "schedule": "zb-h1", "recompute": True}),
+        ("gpt", 4, {"pipeline": 2, "zero": 3, "schedule": "zb-v", "repeats": ("layernorm", "mlp")}),
+        ("gpt", 2, {"pipeline": 2, "schedule": "zb-h1", "recompute": True, "offload": ("layer_input",)}),
+    ],
+)  # fmt: skip
+def test_layers_that_are_repeated_for_the_first_half_have_the_whole_models_gradients(
+    model: str, ranks: int, degrees: dict[str, Any]
+) -> None:
+    plan = cases.plan(cases.Case("", model, ranks, degrees, 8))
+    assert any(stage.recompute or stage.repeated for stage in plan.stages)
+    found = runtime.run(plan, cases.model(model), steps=0, check=True).check
+    assert found is not None
+    assert found.largest < 1e-11

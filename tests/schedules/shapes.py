@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from hypothesis import strategies as st
 
-from planner.schedules import Pipeline
+from planner.schedules import Pipeline, get
 
 Shape = Callable[[st.DrawFn], tuple[int, int]]
 
@@ -125,9 +125,12 @@ SHAPES: dict[str, Shape] = {
 
 
 @st.composite
-def served(draw: st.DrawFn) -> tuple[str, Pipeline]:
-    """A schedule and a pipeline that it can serve, with one to three replicas of the whole line."""
-    name = draw(st.sampled_from(sorted(SHAPES)))
+def served(draw: st.DrawFn, *, split: bool = False) -> tuple[str, Pipeline]:
+    """A schedule and a pipeline that it can serve, with one to three replicas of the whole line.
+
+    Only schedules that split the backward with `split`.
+    """
+    name = draw(st.sampled_from(sorted(name for name in SHAPES if not split or get(name).split_backward)))
     stages, micro_batches = SHAPES[name](draw)
     count = draw(st.sampled_from([1, 1, 1, 2, 3]))
     return name, Pipeline((count,) * stages, micro_batches * count)

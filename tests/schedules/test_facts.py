@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from planner.play import Conditions, StageBytes, StageTimes, Trace, Transfers, measure_schedule, memory_curve, run
 from planner.schedules import ActionKind, Pipeline, Schedule, compile_orders, get
+from planner.schedules.held import UnitSizes
 from tests.schedules.shapes import SHAPES, served
 
 TIMED = ("bapipe-fbp", "bpipe")
@@ -49,6 +50,34 @@ def test_placement_is_that_of_the_orders(case: tuple[str, Pipeline]) -> None:
     away = (program.source >= 0) & (program.worker[program.source] != program.worker) & (program.kind == 0)
     crossed = set(program.stage[away].tolist())
     assert schedule.crossings(pipeline) == tuple(stage in crossed for stage in range(pipeline.stages))
+
+
+@settings(deadline=None, max_examples=120)
+@given(served(split=True), st.data())
+def test_peaks_of_split_backwards_are_those_of_the_simulation(case: tuple[str, Pipeline], data: st.DataObject) -> None:
+    name, pipeline = case
+    schedule, none = get(name), np.zeros(pipeline.stages)
+    kept, waiting, more = (column(data, pipeline.stages, st.floats(0.0, 100.0)) for _ in range(3))
+    turning = np.maximum(kept, waiting) + more
+    times = StageTimes.of(column(data, pipeline.stages), column(data, pipeline.stages))
+    trace = run(schedule.work(pipeline, iterations(schedule, pipeline)), times)
+    sizes = StageBytes(none, kept, none, none, turning_bytes=turning, waiting_bytes=waiting)
+    for worker, held in enumerate(schedule.peaks(pipeline)):
+        if held.splits:
+            played = memory_curve(trace, worker, sizes).peak_bytes
+            assert played == pytest.approx(held.most_of(UnitSizes(kept, turning, waiting)))
+            for stage in held.stages:
+                alone = held.of_stage(stage).most_of(UnitSizes(kept, turning, waiting))
+                assert alone <= held.most_of(UnitSizes(kept, turning, waiting)) * (1 + 1e-9)
+
+
+def test_a_unit_waits_between_the_halves_of_its_backward() -> None:
+    # F0 F1 I0 W0 F2 I1 W1 ... on the first worker, F0 I0 F1 I1 W0 ... on the second, whose W come a micro-batch late
+    first, second = get("zb-h1").peaks(Pipeline((1, 1), 8))
+    sizes = UnitSizes([3.0, 3.0], [7.0, 7.0], [5.0, 5.0])
+    assert first.most_of(sizes) == 3.0 + 7.0
+    assert second.most_of(sizes) == 5.0 + 7.0
+    assert (first.total, second.total) == (2, 2)
 
 
 @settings(deadline=None, max_examples=250)

@@ -47,10 +47,15 @@ class Context:
     adds_in_place: bool = False
 
     @property
+    def within(self) -> Context:
+        """That of the operators that one stands for: that one began, and ends after them."""
+        nothing = Context()
+        return replace(self, begin=nothing.begin, end=nothing.end)
+
+    @property
     def inside(self) -> Context:
         """That of operators that run again as one: nothing of what happens inside is kept or told of."""
-        nothing = Context()
-        return replace(self, keeping=nullcontext, saw=nothing.saw, begin=nothing.begin, end=nothing.end)
+        return replace(self.within, keeping=nullcontext, saw=Context().saw)
 
 
 @dataclass(frozen=True, slots=True)
