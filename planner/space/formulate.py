@@ -25,7 +25,7 @@ from planner.space.placement import Placement, Placements
 from planner.space.problem import StageProblem
 from planner.space.ranges import Ranges, StageNeeds, StageWay, range_maxima, stage_needs
 from planner.space.recompute_choices import RecomputeChoice, allows_some_layers, rungs, ways_of
-from planner.space.tied_weights import TiedEnds, tied_ends
+from planner.space.tied_weights import TiedEnds
 from planner.space.types import BlockCosts, Job
 
 ALL_DIVISORS_UP_TO = 64
@@ -312,7 +312,7 @@ class Formulator:
             return {"tied_s": table, "tied_class": class_of, "tied_elsewhere": tied_elsewhere}
         if key not in self._tied:
             slices = placement.copies, placement.slice_devices
-            self._tied[key] = tied_ends(self._cluster, *slices, placement.replicas, costs.ranks)
+            self._tied[key] = TiedEnds(self._cluster, *slices, placement.replicas, costs.ranks)
         table, class_of = self._tied[key].seconds(shard_elements * self._precision.gradient_bytes)
         return {"tied_s": table, "tied_class": class_of, "tied_elsewhere": tied_elsewhere}
 

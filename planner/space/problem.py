@@ -13,7 +13,7 @@ import numpy as np
 
 from planner.space.layers import Layers
 from planner.space.recompute_choices import recompute_choices, recomputed_modules
-from planner.space.repeats import LeastRepeats
+from planner.space.repeats import least_prices
 from planner.space.types import BlockCosts, Configuration, StageChoice
 
 
@@ -229,8 +229,8 @@ def least_of(costs: Sequence[BlockCosts]) -> BlockCosts:
         for k, entry in enumerate(first.inner_replicas)
     )
     selective = [c.selective for c in costs if c.selective is not None]
-    least_repeats = LeastRepeats(tuple(selective)) if len(selective) == len(costs) else None
-    return replace(first, **least, inner_replicas=inner, selective=least_repeats)
+    prices = least_prices(selective) if len(selective) == len(costs) else None
+    return replace(first, **least, inner_replicas=inner, selective=prices)
 
 
 def joined(problems: Sequence[StageProblem]) -> StageProblem:

@@ -9,7 +9,6 @@ stage only those within one child.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -19,9 +18,17 @@ from planner.hardware.tiers import child_sizes
 from planner.hardware.types import Cluster, Collective
 
 
-@dataclass(frozen=True, eq=False)
 class TiedEnds:
-    """Prices of the all-reduce between the first and the last stage.
+    """Prices of the all-reduce between the first and the last stage, each distinct set of concurrent groups once.
+
+    All pairs of first and last stages take O(R^2 child^2 replicas), child that of the outermost level.
+
+    Args:
+        cluster: the machine.
+        copies: copies of the pipeline.
+        slice_devices: devices of one copy, groups of `ranks` counting as one.
+        replicas: int64 [R] allowed numbers of replicas of a stage.
+        ranks: neighbours that count as one device (`planner.space.placement.aligned`).
 
     Attributes:
         which: int64 [R, R, W], by last stage, first stage and device of the first: index into `terms`; -1 where the two
@@ -29,8 +36,19 @@ class TiedEnds:
         terms: by index, prices of the groups that communicate at once; the slowest counts.
     """
 
-    which: np.ndarray
-    terms: tuple[tuple[Terms, ...], ...]
+    def __init__(self, cluster: Cluster, copies: int, slice_devices: int, replicas: np.ndarray, ranks: int = 1) -> None:
+        self._cluster, self._copies, self._width, self._ranks = cluster, copies, slice_devices, ranks
+        self._child = max(1, child_sizes(cluster)[-2] // ranks) if cluster.levels else 1
+        if cluster.unlike:
+            self._child = copies * slice_devices
+        self._cache: dict[tuple[object, ...], int] = {}
+        self.terms: list[tuple[Terms, ...]] = []
+        self.which = np.full((len(replicas), len(replicas), slice_devices), -1, dtype=np.int64)
+        for last, last_replicas in enumerate(replicas.tolist()):
+            for first, first_replicas in enumerate(replicas.tolist()):
+                starts = slice_devices - first_replicas - last_replicas + 1
+                if starts > 0:
+                    self.which[last, first, :starts] = self._indices(first_replicas, last_replicas)
 
     def seconds(self, payload_bytes: float) -> tuple[np.ndarray, np.ndarray]:
         """[T, R, W] seconds by class of last stage, and [R] class of each last stage; equal tables are one class."""
@@ -39,40 +57,7 @@ class TiedEnds:
         classes, class_of = np.unique(table.reshape(len(table), -1), axis=0, return_inverse=True)
         return classes.reshape(-1, *table.shape[1:]), class_of.reshape(-1)
 
-
-def tied_ends(cluster: Cluster, copies: int, slice_devices: int, replicas: np.ndarray, ranks: int = 1) -> TiedEnds:
-    """Price all pairs of first and last stages; O(R^2 child^2 replicas), child that of the outermost level.
-
-    Args:
-        cluster: the machine.
-        copies: copies of the pipeline.
-        slice_devices: devices of one copy, groups of `ranks` counting as one.
-        replicas: int64 [R] allowed numbers of replicas of a stage.
-        ranks: neighbours that count as one device (`planner.space.placement.aligned`).
-    """
-    prices = _AllReducePrices(cluster, copies, slice_devices, ranks)
-    which = np.full((len(replicas), len(replicas), slice_devices), -1, dtype=np.int64)
-    for last, last_replicas in enumerate(replicas.tolist()):
-        for first, first_replicas in enumerate(replicas.tolist()):
-            if first_replicas + last_replicas <= slice_devices:
-                which[last, first, : slice_devices - first_replicas - last_replicas + 1] = prices.indices(
-                    first_replicas, last_replicas
-                )
-    return TiedEnds(which, tuple(prices.terms))
-
-
-class _AllReducePrices:
-    """Numbers distinct sets of concurrent groups, and prices each once."""
-
-    def __init__(self, cluster: Cluster, copies: int, width: int, ranks: int) -> None:
-        self._cluster, self._copies, self._width, self._ranks = cluster, copies, width, ranks
-        self._child = max(1, child_sizes(cluster)[-2] // ranks) if cluster.levels else 1
-        if cluster.unlike:
-            self._child = copies * width
-        self._cache: dict[tuple[object, ...], int] = {}
-        self.terms: list[tuple[Terms, ...]] = []
-
-    def indices(self, first: int, last: int) -> np.ndarray:
+    def _indices(self, first: int, last: int) -> np.ndarray:
         """[starts] number of the set of groups of `first` replicas at each start and `last` at the slice's end."""
         last_start, groups = self._width - first - last, math.gcd(first, last)
         # Starts whose devices all lie a child or more before the last stage repeat from child to child.

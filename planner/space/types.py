@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -328,18 +328,11 @@ class InnerReplicas:
     terms: Mapping[Collective, Terms]
 
 
-class ExchangedStep(Protocol):
-    """Gives the variables of a model at a micro-batch size, with the times at which their gradients are complete."""
+ExchangedStep = Callable[[int, int, int], Step]
+"""Gives one optimizer step of a replica: its variables, with the times at which their gradients are complete.
 
-    def __call__(self, device_type: int, micro_batches: int, lookups: int, /) -> Step:
-        """One optimizer step of a replica on that device type.
-
-        Args:
-            device_type: index of the type.
-            micro_batches: number whose gradients a replica accumulates.
-            lookups: number of micro-batches whose looked-up rows are merged on a machine before they are sent.
-        """
-        ...
+By index of the device type, number of micro-batches whose gradients a replica accumulates, and number of micro-batches
+whose looked-up rows are merged on a machine before they are sent."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -363,24 +356,36 @@ class RepeatCosts:
     block_moved_bytes: np.ndarray
 
 
-class Selective(Protocol):
-    """Gives the prices of selective recomputation and offload."""
+Modules = tuple[str, ...]
+"""Names of modules that are recomputed or offloaded together."""
+
+
+@dataclass(frozen=True, eq=False)
+class Selective:
+    """Gives the prices of selective recomputation and offload.
+
+    Attributes:
+        lists: gives the lists of modules worth trying, each containing the list before it.
+        present: gives those of some kinds of modules that the model has.
+        price: gives the prices of modules that are recomputed, and of modules whose kept activations move to the host.
+    """
+
+    lists: Callable[[], tuple[Modules, ...]]
+    present: Callable[[Modules], Modules]
+    price: Callable[[Modules, Modules], RepeatCosts]
 
     @property
-    def offered(self) -> tuple[tuple[str, ...], ...]:
-        """Lists of modules worth trying, each containing the list before it."""
+    def offered(self) -> tuple[Modules, ...]:
+        """Lists of modules worth trying."""
+        return self.lists()
 
-    def present(self, kinds: tuple[str, ...], /) -> tuple[str, ...]:
-        """Those of some kinds of modules that the model has."""
-        ...
-
-    def __call__(self, repeats: tuple[str, ...], offload: tuple[str, ...] = (), /) -> RepeatCosts:
+    def __call__(self, repeats: Modules, offload: Modules = ()) -> RepeatCosts:
         """The prices of modules that are recomputed, and of modules whose kept activations move to the host.
 
         Raises:
             JobError: the model has no module of a name.
         """
-        ...
+        return self.price(repeats, offload)
 
 
 @dataclass(frozen=True)

@@ -232,7 +232,7 @@ class Setting:
     def block_costs(self, configuration: Configuration) -> Mapping[int, BlockCosts]:
         """Costs of the blocks by number of the sharding; 0 is no sharding."""
         numbers = {stage.sharding for stage in configuration.stages} - {0}
-        sharded = {number: self.prices.entry(configuration.micro_batch, number).costs for number in sorted(numbers)}
+        sharded = {number: self.prices.entry(configuration.micro_batch, number)[1] for number in sorted(numbers)}
         return {0: self.costs(configuration.micro_batch), **sharded}
 
     def traffic(self, configuration: Configuration, *, exchanged: bool = True) -> Traffic:

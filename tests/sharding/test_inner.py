@@ -12,7 +12,6 @@ from planner.costs import precision, profile
 from planner.graph import Block, Chain, Graph, build_chain
 from planner.hardware import load_cluster
 from planner.importers import load_graph
-from planner.operators import needs_gradient
 from planner.sharding import (
     Boundary,
     InnerCache,
@@ -34,6 +33,7 @@ from planner.sharding import (
 )
 from planner.sharding.resting import variants
 from planner.space.blocks import block_costs, checkpoint_table, range_sums, range_table, wire_bytes
+from planner.space.sharded import sharded_block_costs
 from tests.operators.calls import node, tensor
 from tests.sharding.graphs import attention_block
 from tests.shared_data import shared_path
@@ -132,13 +132,14 @@ def _real(name: str, ranks: tuple[int, ...], cache: InnerCache | None = None) ->
 def test_on_one_rank_the_arrays_are_those_of_the_unsharded_blocks(name: str) -> None:
     costs, prices = _real(name, (1,))
     graph, chain, cluster = costs.graph, costs.chain, load_cluster("dgx-a100", nodes=2)
-    plain = block_costs(chain, graph, [prices], cluster.devices[:1], precision("bf16"), "adam", needs_gradient(graph))  # type: ignore[list-item]
+    plain = block_costs(chain, graph, [prices], cluster.devices[:1], precision("bf16"), "adam")  # type: ignore[list-item]
     (one,) = sharded_costs(costs)
     np.testing.assert_allclose(one.forward_s, plain.forward_s[0])
     np.testing.assert_allclose(one.backward_s, plain.backward_s[0])
     np.testing.assert_allclose(one.parameter_elements, plain.parameter_elements)
-    np.testing.assert_allclose(one.boundary_bytes, plain.boundary_bytes)
-    np.testing.assert_allclose(one.gradient_boundary_bytes, plain.gradient_boundary_bytes)
+    sent = sharded_block_costs(costs, one, 0.0, 1)
+    np.testing.assert_allclose(sent.boundary_bytes, plain.boundary_bytes)
+    np.testing.assert_allclose(sent.gradient_boundary_bytes, plain.gradient_boundary_bytes)
     np.testing.assert_allclose(one.workspace_bytes, plain.workspace_bytes)
     assert not one.communication_s.any()
     sizes = {name: wire_bytes(graph, name, precision("bf16")) for name in chain.crossing_tensors}
@@ -218,4 +219,4 @@ def test_padding_lets_uneven_blocks_be_cut() -> None:
     assert costs.boundaries == ((SEQUENCE,),)
     variant = sharded_costs(costs)[0]
     middle = len(chain.blocks) // 2
-    assert variant.boundary_bytes[middle] == 8 * 25 * 384 * 2
+    assert sharded_block_costs(costs, variant, 0.0, 1).boundary_bytes[middle] == 8 * 25 * 384 * 2
