@@ -15,7 +15,7 @@ from planner.hardware.types import Cluster
 from planner.memory import fits
 from planner.solvers._candidates import SAME
 from planner.solvers._objectives import Objective
-from planner.solvers._relaxation import CopyResources, FeasibilityTest
+from planner.solvers._relaxation import FeasibilityTest
 from planner.solvers.critical_path import BoundedProblem
 from planner.solvers.types import Floors, Key, Refinement
 from planner.space.formulate import ALL_DIVISORS_UP_TO, Formulator
@@ -123,30 +123,12 @@ class OpenProblem:
         return max(self.task.bound_s, self.bounded.bound_s)
 
 
-@dataclass(slots=True, eq=False)
-class _Reach:
-    """Times that the decisions of a problem are known not to reach, and those that they may.
-
-    Attributes:
-        costs: the problem's costs, kept since their identity names the problem.
-        impossible_s: longest time known to be out of reach.
-        possible_s: shortest time that no test ruled out.
-    """
-
-    costs: BlockCosts
-    impossible_s: float = -math.inf
-    possible_s: float = math.inf
-
-    def note(self, time_s: float, *, possible: bool) -> None:
-        """Remember the outcome of a test."""
-        if possible:
-            self.possible_s = time_s
-        else:
-            self.impossible_s = time_s
-
-
 _ReachKey = tuple[int, int, int, str, int, int]
 """Micro-batch, copies, devices of a copy, schedule, ZeRO stage, identity of the costs."""
+
+_Reach = tuple[BlockCosts, float, float]
+"""A problem's costs, kept since their identity names it; longest time known to be out of reach, shortest that is not.
+"""
 
 _MOST_TESTS = 8
 """Feasibility tests that are kept at a time; each holds a few arrays over all ranges of blocks."""
@@ -296,14 +278,16 @@ class Frontier:
     def may_reach(self, task: SearchTask, costs: BlockCosts, time_s: float) -> bool:
         """False if simple bounds show that no decision of a problem takes less than a time, wherever its stages lie."""
         key: _ReachKey = task.micro_batch, task.copies, task.slice_devices, task.schedule, task.zero, id(costs)
-        known = self._reach.setdefault(key, _Reach(costs))
-        if known.impossible_s < time_s < known.possible_s:
+        _, impossible_s, possible_s = self._reach.get(key, (costs, -math.inf, math.inf))
+        if impossible_s < time_s < possible_s:
             if key not in self._tests:
                 if len(self._tests) == _MOST_TESTS:
                     self._tests.clear()
                 self._tests[key] = self.feasibility(task, costs)
-            known.note(time_s, possible=self._tests[key].possible(time_s))
-        return time_s >= known.possible_s
+            possible = self._tests[key].possible(time_s)
+            self._reach[key] = (costs, impossible_s, time_s) if possible else (costs, time_s, possible_s)
+            return possible
+        return time_s >= possible_s
 
     def feasibility(self, task: SearchTask, costs: BlockCosts) -> FeasibilityTest:
         """The test of which times a problem can reach, wherever its stages lie."""
@@ -315,7 +299,9 @@ class Frontier:
             for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.END)
         )
         counts = np.asarray(replicas)
-        resources = CopyResources(
+        return FeasibilityTest(
+            needs=self._formulator.needs(costs, task.zero),
+            objective=self._objective,
             schedule=task.schedule,
             devices=task.slice_devices,
             micro_batches=batches,
@@ -326,7 +312,6 @@ class Frontier:
             update_share=1 / (task.copies * counts) if recipe_of(task.zero).optimizer else np.ones(len(counts)),
             overlap=self._formulator.overlap,
         )
-        return FeasibilityTest(self._formulator.needs(costs, task.zero), resources, self._objective)
 
     def _tightened(self, entries: Sequence[ProblemGroup], low_s: float, cutoff_s: float) -> tuple[float, bool]:
         """Raise the bound of some problems by bisection: (bound, True if it cannot be raised further this way).

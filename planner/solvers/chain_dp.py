@@ -97,7 +97,7 @@ def minimise(
     Raises:
         ShardplanError: the fronts outgrow memory.
     """
-    bound_s = problem.micro_batches * float(prices.least_s[-1]) / problem.slice_devices
+    bound_s = problem.micro_batches * float(problem.least_s[-1]) / problem.slice_devices
     for upper_s in (cutoff_s,) if relaxed is not None else _rising(bound_s, CUTOFFS, cutoff_s):
         relaxation = relaxed or relax(problem, prices, objective, upper_s)
         if not relaxation.bound_s < upper_s:

@@ -216,8 +216,7 @@ class Formulator:
             return np.stack([np.stack([table] * size) for table in tables])
 
         return {
-            "ways": np.array([way.choice for way in ways]),
-            "offloads": np.array([",".join(way.offload) for way in ways]),
+            "ways": tuple(way.choice for way in ways),
             "repeat_s": np.stack([np.stack([way.repeat_s[kind].max(axis=0) for kind in kinds]) for way in ways]),
             "saved_bytes": of_kinds([way.saved_bytes for way in ways]),
             "working_bytes": of_kinds([way.working_bytes for way in ways]),
