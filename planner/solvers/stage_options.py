@@ -86,8 +86,8 @@ class StageOptions:
     def only(self, options: Sequence[int]) -> StageOptions:
         """Some of the options."""
         shardings, ways, *tables = (getattr(self, field.name) for field in fields(self))
-        named = (tuple(each[o] for o in options) for each in (shardings, ways))
-        return StageOptions(*named, *(table[list(options)] for table in tables))
+        own_shardings, own_ways = (tuple(each[o] for o in options) for each in (shardings, ways))
+        return StageOptions(own_shardings, own_ways, *(table[list(options)] for table in tables))
 
 
 def stage_options(shardings: Sequence[BlockCosts], job: Job) -> StageOptions:
