@@ -360,13 +360,13 @@ def inner_setting(chain: Chain, graph: Graph, prices: NodePrices, mesh: Mesh, op
     side = {i for block in chain.blocks for i in block.side}
 
     @functools.cache
-    def work_s(share: float, pieces: int = 1, /) -> tuple[np.ndarray, np.ndarray]:
+    def work_s(share: float, pieces: int) -> tuple[np.ndarray, np.ndarray]:
         forward, backward = prices.at(share, pieces)
         backward = np.array(backward, dtype=float)
         backward[list(side)] = 0.0
         return forward, backward
 
-    forward, backward = work_s(1.0)
+    forward, backward = work_s(1.0, 1)
     return Setting(
         graph,
         mesh,
@@ -395,7 +395,7 @@ def priced_once(setting: Setting, repeated: frozenset[int]) -> Setting:
         return left
 
     @functools.cache
-    def work_s(share: float, pieces: int = 1, /) -> tuple[np.ndarray, np.ndarray]:
+    def work_s(share: float, pieces: int) -> tuple[np.ndarray, np.ndarray]:
         forward, backward = setting.nodes_s(share, pieces)
         return without(forward), backward
 

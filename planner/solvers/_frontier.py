@@ -17,8 +17,8 @@ from planner.solvers._candidates import SAME
 from planner.solvers._objectives import Objective
 from planner.solvers._relaxation import FeasibilityTest
 from planner.solvers.critical_path import BoundedProblem
-from planner.solvers.types import Floors, Key, Refinement
 from planner.space.formulate import ALL_DIVISORS_UP_TO, Formulator
+from planner.space.pricer import FloorKey, Floors, Refinement
 from planner.space.problem import StageProblem, alike, least_of
 from planner.space.ranges import Ranges
 from planner.space.types import BlockCosts, Job
@@ -93,12 +93,12 @@ class UnpricedShardings:
     Attributes:
         bound_s: lower bound on the time of any decision with them.
         floor: lower bound on their costs.
-        key: identifies the family (`Shardings.refine`).
+        key: identifies the family (`Pricer.refine`).
     """
 
     bound_s: float
     floor: BlockCosts
-    key: Key
+    key: FloorKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class Frontier:
         objective: the time that bounds speak of.
         priced: costs with one device per replica, by micro-batch size.
         unpriced: floors of unpriced shardings with their keys.
-        refine: prices the shardings of a floor (`Shardings.refine`); returns None if that is not worth it.
+        refine: prices the shardings of a floor (`Pricer.refine`); returns None if that is not worth it.
         first: costs whose problems come before all others.
         least: by micro-batch size, key of a floor and a lower bound in seconds, lower bound on the costs of shardings
             that are not among the priced ones of the floor; None if there are none or no bound depends on them.
@@ -162,9 +162,9 @@ class Frontier:
         objective: Objective,
         priced: Sequence[BlockCosts],
         unpriced: Floors = (),
-        refine: Callable[[int, Key], Refinement | None] | None = None,
+        refine: Callable[[int, FloorKey], Refinement | None] | None = None,
         first: Sequence[BlockCosts] = (),
-        least: Callable[[int, Key, float], BlockCosts | None] = lambda *_: None,
+        least: Callable[[int, FloorKey, float], BlockCosts | None] = lambda *_: None,
     ) -> None:
         self._formulator, self._cluster, self._job = formulator, cluster, job
         self._refine, self._least_of = refine, least
@@ -190,7 +190,7 @@ class Frontier:
         if first:
             self._heap, self._after_first = self._after_first, self._heap
 
-    def _add_unpriced(self, floor: BlockCosts, key: Key, least_s: float = 0.0) -> None:
+    def _add_unpriced(self, floor: BlockCosts, key: FloorKey, least_s: float = 0.0) -> None:
         bound_s = min((group.bound_s for group in self._groups((floor,))), default=math.inf)
         self._push(UnpricedShardings(max(bound_s, least_s), floor, key), tight=False)
 

@@ -60,7 +60,15 @@ _Numbered = tuple[StageSharding, BlockCosts]
 """A sharding and its costs."""
 
 FloorKey = tuple[Any, ...]
-"""A mesh, or a mesh and the layout of the tensors between blocks on it."""
+"""A mesh, or a mesh and the layout of the tensors between blocks on it; opaque to a search.
+
+It identifies a family of shardings, whose floor is a lower bound on their costs."""
+
+Floors = Sequence[tuple[BlockCosts, FloorKey]]
+"""Lower bounds on the costs of families of shardings, with the families' keys."""
+
+Refinement = tuple[Floors, Sequence[BlockCosts]]
+"""Closer floors with their keys, or the shardings of a family, each with a number of its own."""
 
 LAYER_BOUNDARIES = (Boundary.REPLICATED, Boundary.SEQUENCE)
 """Layouts of tensors between the tensor parallel layers of frameworks."""
@@ -283,16 +291,16 @@ class Pricer:
             + "".join(f"; without {words}" for words in given_up)
         )
 
-    def floors(self, micro_batch: int) -> list[tuple[BlockCosts, FloorKey]]:
+    def floors(self, micro_batch: int) -> Floors:
         """By mesh, lower bounds on the costs of any sharding: no communication, and everything split evenly."""
         meshes = [mesh for mesh in self.meshes if micro_batch % self._dealt_ways(mesh) == 0]
         return [(self._floor(micro_batch, ranks_of(mesh)), (mesh,)) for mesh in meshes]
 
-    def closest(self, floors: Sequence[tuple[BlockCosts, FloorKey]]) -> list[tuple[BlockCosts, FloorKey]]:
+    def closest(self, floors: Floors) -> Floors:
         """Floors of meshes, with the closest in place of each that any search within the same limits worked out."""
         return [each for floor, key in floors for each in self._known_floors(floor, key)]
 
-    def _known_floors(self, floor: BlockCosts, key: FloorKey) -> Sequence[tuple[BlockCosts, FloorKey]]:
+    def _known_floors(self, floor: BlockCosts, key: FloorKey) -> Floors:
         if self._knows(Pricer._floors_on, floor.micro_batch, key[0]):
             return self._floors_on(floor.micro_batch, key[0])
         if roles_of(key[0]) and self._knows(Pricer._inner_on, self._largest_micro_batch, key[0]):
@@ -330,9 +338,7 @@ class Pricer:
             shardings += self._shardings_on(micro_batch, *min(floors)[1]) if floors else ()
         return shardings
 
-    def refine(
-        self, micro_batch: int, key: FloorKey
-    ) -> tuple[Sequence[tuple[BlockCosts, FloorKey]], Sequence[BlockCosts]]:
+    def refine(self, micro_batch: int, key: FloorKey) -> Refinement:
         """Refine a floor by one step: closer floors with their keys, or the shardings worth trying, fastest first.
 
         A mesh with context or expert axes first gets a floor with its exchanges. A mesh then gets one floor for each

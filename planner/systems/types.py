@@ -22,7 +22,7 @@ from planner.space.pricer import Pricer
 from planner.space.schemes import SchemeExchange, exchange_of
 from planner.space.subspaces import Limits
 from planner.space.terms import elements_of
-from planner.space.traffic import TrafficInputs, traffic_of
+from planner.space.traffic import traffic_of
 from planner.space.types import BlockCosts, Job, MemoryBytes
 from planner.systems.backends import Backend
 
@@ -206,8 +206,7 @@ class Setting:
         self.costs = prices.costs
         self.exchange = functools.cache(self._exchange)
         self.tables = functools.cache(self._tables)
-        sizes = worth_pricing(self.job, self.cluster, prices.chain.graph, self.costs)
-        self.sizes, self.fixed, self.notes = sizes.sizes, sizes.fixed, sizes.notes
+        self.sizes, self.fixed, self.notes = worth_pricing(self.job, self.cluster, prices.chain.graph, self.costs)
         self.changes_semantics = changes_semantics
         self.results: dict[str, SystemDecision] = {}
         self._unlimited_job = replace(without(self.job, LIMITS), devices=self.job.devices, micro_batches=())
@@ -241,8 +240,8 @@ class Setting:
             return self.exchange(configuration).exchange.traffic
         shardings = self.prices.stage_shardings(configuration)
         inside = {number: sharding.costs.sent_bytes for number, sharding in shardings.items()}
-        sent = TrafficInputs(self.block_costs(configuration), inside, self.cluster, self.precision)
-        return traffic_of(sent, configuration, exchanged=exchanged)
+        exchanged_in = self.precision if exchanged else None
+        return traffic_of(configuration, self.cluster, self.block_costs(configuration), inside, exchanged_in)
 
     def _tables(self, micro_batch: int) -> StageTables:
         return StageTables(self.costs(micro_batch), self.precision, self.optimizer_bytes)
