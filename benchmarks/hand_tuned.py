@@ -29,7 +29,8 @@ from planner.graph import Chain, layer_of
 from planner.importers import graph_from_proto
 from planner.play import StageTimes, run
 from planner.schedules import Pipeline, compile_orders, get
-from planner.sharding.inner import InnerOptions, NodePrices, inner_costs
+from planner.sharding import Setting
+from planner.sharding.inner import NodePrices, inner_costs
 from planner.sharding.mesh import mesh_on
 from planner.sharding.resting import Boundary, StateBytes
 from planner.sharding.sharded import sharded_costs
@@ -142,19 +143,15 @@ def megatron_costs(
     """
     chosen = precision(what.precision)
     state = optimizer_state_bytes(what.optimizer, chosen)
-    inner = inner_costs(
-        chain,
+    setting = Setting(
         graph,
-        prices,
         mesh_on(cluster, {"tensor": ranks}),
-        options=InnerOptions(
-            boundaries=(Boundary.REPLICATED,),
-            item_bytes=chosen.compute.bits / 8,
-            state=StateBytes(chosen.weight_bytes, chosen.gradient_bytes, state),
-            micro_batches=max(1, what.global_batch // prices.micro_batch),
-            forbidden=NOT_SPLIT,
-        ),
+        item_bytes=chosen.compute.bits / 8,
+        state=StateBytes(chosen.weight_bytes, chosen.gradient_bytes, state),
+        micro_batches=max(1, what.global_batch // prices.micro_batch),
+        forbidden=NOT_SPLIT,
     )
+    inner = inner_costs(chain, prices, setting, boundaries=(Boundary.REPLICATED,))
     # All weights are cut, that of the embedding too, though looking words up in a whole table would be faster.
     fastest = min(sharded_costs(inner), key=lambda c: (c.parameter_elements.sum(), c.totals))
     return sharded_block_costs(inner, fastest, update_s_per_element(cluster.devices[0], chosen, what.optimizer, 0.0), 1)

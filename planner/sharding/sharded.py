@@ -153,7 +153,7 @@ def _picked(
     costs: InnerCosts, sets: Sequence[tuple[InnerPoint, ...]], prices: Sequence[float]
 ) -> list[tuple[InnerPoint, ...]]:
     """The points that all blocks pick, at each pair of prices of weights and of kept activations."""
-    steps = max(1, costs.options.micro_batches)
+    steps = max(1, costs.setting.micro_batches)
     figures = [
         np.asarray(
             [[p.forward_s + p.backward_s + p.step_s / steps, p.parameter_elements, p.saved_bytes] for p in points]
@@ -187,7 +187,7 @@ class _ChainCosts:
         """Weights and storages of block b that a rank holds at a point."""
         block, trained = self._costs.blocks[b], trained_parameters(self._graph)
         shared = block.shared
-        if self._costs.options.options.dealing:  # `whole_on` tells parameters apart
+        if self._costs.setting.options.dealing:  # `whole_on` tells parameters apart
             shared = {**shared, **{name: block.named_as(name) for name, _ in point.weights}}
         key = id(point), tuple(shared)
         if key not in self._known:
@@ -214,7 +214,7 @@ class _ChainCosts:
 
     def _whole_on(self, picked: Sequence[InnerPoint]) -> dict[str, tuple[int, ...]]:
         """By parameter, the axes that deal out samples or steps and replicate it in all blocks that read it."""
-        dealing, axes_of = self._costs.options.options.dealing, dict[str, tuple[int, ...]]()
+        dealing, axes_of = self._costs.setting.options.dealing, dict[str, tuple[int, ...]]()
         trained = trained_parameters(self._graph)
         for pick, block in zip(picked, self._costs.blocks, strict=True) if dealing else ():
             for weight, _ in pick.weights:
@@ -242,7 +242,7 @@ class _ChainCosts:
 
 def canonical_layouts(costs: InnerCosts, boundaries: Boundaries) -> dict[str, TensorLayout]:
     """Layout of each tensor that crosses a boundary, under a boundary layout that is not free."""
-    sizes, padded = costs.mesh.sizes, costs.options.options.padded
+    sizes, padded = costs.mesh.sizes, costs.setting.options.padded
     tensors = {name: costs.graph.tensors[name] for name in sorted(costs.chain.crossing_tensors)}
     return {name: canonical_layout(tensor, boundaries, sizes, padded=padded) for name, tensor in tensors.items()}
 

@@ -68,8 +68,8 @@ def _judged_s(_: Configuration, evaluation: Evaluation) -> float:
 
 
 Minimum = tuple[Sequence[tuple[float, Stages]], float, float]
-"""(seconds, stages) of complete decisions below the cutoff, best first; lower bound on the objective of any decision; most
-by which the first decision may exceed the minimum."""
+"""(seconds, stages) of complete decisions below the cutoff, best first; lower bound on the objective of any decision;
+most by which the first decision may exceed the minimum."""
 
 
 def minimise(

@@ -22,8 +22,8 @@ from planner.graph import Chain, Graph, build_chain
 from planner.hardware.types import Cluster
 from planner.operators import Storages, graph_specs, rebatch, require_trained
 from planner.operators.saved import SavedOptions, storages_in_training
-from planner.sharding import Boundaries, Boundary, Options, StageSharding, StateBytes
-from planner.sharding.inner import InnerCache, InnerCosts, InnerOptions, inner_costs
+from planner.sharding import Boundaries, Boundary, Options, Setting, StageSharding, StateBytes
+from planner.sharding.inner import BOUNDARIES, InnerCache, InnerCosts, inner_costs
 from planner.sharding.mesh import Axis, AxisRole, axes_text, mesh_on, roles_of
 from planner.sharding.problem import Choice
 from planner.sharding.sharded import ShardedCosts, decided_costs, leanest_costs, sharded_costs
@@ -185,7 +185,7 @@ class Pricer:
             InfeasibleError: a decision is not legal.
         """
         free = Boundary.FREE in boundary
-        inner = self._inner_with(micro_batch, mesh, (Boundary.FREE,) if free else InnerOptions().boundaries)
+        inner = self._inner_with(micro_batch, mesh, (Boundary.FREE,) if free else BOUNDARIES)
         if boundary not in inner.boundaries:
             raise UsageError(f"tensors between blocks cannot lie as {'/'.join(boundary)}", hint="plan again")
         inner = replace(inner, boundaries=(boundary,))
@@ -430,7 +430,7 @@ class Pricer:
     def _inner_on(self, micro_batch: int, mesh: MeshAxes) -> InnerCosts:
         as_layers, between, _ = self.limits
         allowed = tuple(boundary for boundary in LAYER_BOUNDARIES if not between or boundary.value in between)
-        return self._inner_with(micro_batch, mesh, allowed if as_layers else InnerOptions().boundaries, as_layers)
+        return self._inner_with(micro_batch, mesh, allowed if as_layers else BOUNDARIES, as_layers)
 
     def _inner_with(
         self,
@@ -442,21 +442,17 @@ class Pricer:
     ) -> InnerCosts:
         job, number_formats = self._job, self._precision
         state = optimizer_state_bytes(job.optimizer, number_formats)
-        return inner_costs(
-            self.chain,
+        setting = Setting(
             self.graph_at(micro_batch),
-            self.profiles(micro_batch)[device_type],
             mesh_on(self.cluster, {axis.name: axis.size for axis in mesh}, copies=experts_of_row(self.graph)),
-            options=InnerOptions(
-                boundaries=boundaries,
-                item_bytes=number_formats.compute.bits / 8,
-                state=StateBytes(number_formats.held_weight_bytes, number_formats.held_gradient_bytes, state),
-                micro_batches=max(1, job.global_batch // micro_batch),
-                options=Options(roles=roles_of(mesh), as_layers=as_layers),
-                forbidden=job.forbid,
-            ),
-            cache=self._inner,
+            item_bytes=number_formats.compute.bits / 8,
+            state=StateBytes(number_formats.held_weight_bytes, number_formats.held_gradient_bytes, state),
+            micro_batches=max(1, job.global_batch // micro_batch),
+            options=Options(roles=roles_of(mesh), as_layers=as_layers),
+            forbidden=job.forbid,
         )
+        prices = self.profiles(micro_batch)[device_type]
+        return inner_costs(self.chain, prices, setting, boundaries=boundaries, cache=self._inner)
 
     @_kept
     def _shardings_on(

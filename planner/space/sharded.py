@@ -111,7 +111,7 @@ def _multiplicities(inner: InnerCosts, sharded: ShardedCosts) -> dict[str, int]:
 
 def _inner_replicas(inner: InnerCosts, sharded: ShardedCosts) -> Iterator[InnerReplicas]:
     """Weights that several ranks of the mesh hold, for every set of axes that split samples or steps."""
-    dealing, mesh = inner.options.options.dealing, inner.mesh
+    dealing, mesh = inner.setting.options.dealing, inner.mesh
     counts = _multiplicities(inner, sharded)
     for axes in (each for n in range(1, len(dealing) + 1) for each in itertools.combinations(dealing, n)):
         parameters = [
@@ -188,13 +188,12 @@ def _crossing(
 
 def _boundary_tensors(inner: InnerCosts, sharded: ShardedCosts) -> dict[str, tuple[float, tuple[int, ...]]]:
     """By tensor that crosses a boundary, bytes on a rank, and the mesh axes on which it is replicated."""
-    tensors, options, sizes = {}, inner.options, inner.mesh.sizes
+    tensors, sizes = {}, inner.mesh.sizes
     for name in sorted(inner.chain.crossing_tensors):
         tensor = inner.graph.tensors[name]
         layout = sharded.layouts[name]
         axes = tuple(a for a, part in enumerate(layout) if part == REPLICATED)
-        item_bytes = options.item_bytes if tensor.dtype.is_float else tensor.dtype.bits / 8
-        tensors[name] = item_bytes * shard_elements(tensor.shape, layout, sizes), axes
+        tensors[name] = inner.setting.bytes_of(tensor) * shard_elements(tensor.shape, layout, sizes), axes
     return tensors
 
 

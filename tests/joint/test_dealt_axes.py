@@ -23,9 +23,9 @@ from planner.operators import OpCall, graph_specs
 from planner.sharding import (
     AxisRole,
     InnerCosts,
-    InnerOptions,
     Options,
     Part,
+    Setting,
     Strategy,
     axes_text,
     exchange_bytes,
@@ -87,8 +87,9 @@ def inner() -> InnerCosts:
         micro_batch=8, forward_s=times, backward_s=times, workspace_bytes=0 * times, saved=((),) * 11,
         at=lambda share, pieces=1: (share * times, share * times),
     )  # fmt: skip
-    options = InnerOptions(item_bytes=4.0, micro_batches=4, options=Options(roles=(AxisRole.EXPERT,)))
-    return inner_costs(chain, what, prices, mesh_on(MACHINE, {"expert": 4}), options=options)
+    options = Options(roles=(AxisRole.EXPERT,))
+    place = mesh_on(MACHINE, {"expert": 4})
+    return inner_costs(chain, prices, Setting(what, place, item_bytes=4.0, micro_batches=4, options=options))
 
 
 def costs() -> BlockCosts:

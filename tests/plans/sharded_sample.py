@@ -15,8 +15,8 @@ from planner.hardware import Cluster
 from planner.operators import rebatch
 from planner.plans import Plan, Provenance, assemble, with_simulation
 from planner.sharding import (
-    InnerOptions,
     InnerPoint,
+    Setting,
     StageSharding,
     StateBytes,
     inner_costs,
@@ -73,9 +73,8 @@ def sharded_plan(
     job = Job(global_batch=4 * micro_batch * copies, precision="bf16")
     numbers, state = precision(job.precision), StateBytes(2, 2, 12)
     chain, prices = build_chain(graph), profile(graph, cluster.devices[0])
-    options = InnerOptions(item_bytes=2.0, state=state, micro_batches=4 * copies)
     place = mesh_on(cluster, dict(zip(mesh_names(mesh), mesh, strict=True)))
-    inner = inner_costs(chain, graph, prices, place, options=options)
+    inner = inner_costs(chain, prices, Setting(graph, place, state=state, micro_batches=4 * copies))
     found = sharded_costs(inner)
     element_s = update_s_per_element(cluster.devices[0], numbers, job.optimizer, 0.0)
     costs = pick(tuple(sharded_block_costs(inner, each, element_s, k) for k, each in enumerate(found, 1)))
