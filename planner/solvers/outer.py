@@ -19,9 +19,7 @@ from planner.errors import InfeasibleError
 from planner.hardware.types import Cluster
 from planner.schedules import Schedule
 from planner.solvers import chain_dp
-from planner.solvers._account import Account, space_in_words
-from planner.solvers._candidates import SAME, Candidates, TrivialPlans
-from planner.solvers._effort import (
+from planner.solvers._account import (
     MAX_BOUNDED,
     MAX_OFFLOADED,
     MAX_RAISED,
@@ -31,7 +29,10 @@ from planner.solvers._effort import (
     NEAR,
     SLACK,
     THOROUGH_UP_TO,
+    Account,
+    space_in_words,
 )
+from planner.solvers._candidates import SAME, Candidates, TrivialPlans
 from planner.solvers._frontier import Frontier, OpenProblem, ProblemGroup, SearchTask, by_zero, compute_s, covers
 from planner.solvers._known_costs import KnownCosts
 from planner.solvers._objectives import ClosedForm, LongestChain

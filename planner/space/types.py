@@ -13,9 +13,8 @@ from planner.exchange.types import Step
 from planner.hardware import Collective, Terms
 from planner.hardware.types import HEADROOM
 from planner.play import Transfers
-from planner.space.configuration import Configuration, StageChoice
+from planner.space.configuration import UNRESTRICTED, Configuration, StageChoice, Structure
 from planner.space.layers import Layers
-from planner.space.structure import UNRESTRICTED, Structure
 
 if TYPE_CHECKING:
     from planner.space.schemes import SchemeExchange

@@ -14,9 +14,9 @@ from planner.hardware import Cluster
 from planner.solvers import Solution, chain_dp
 from planner.solvers.diagnosis import least_memory_factor
 from planner.space import BlockCosts, Formulator, Job, StageProblem, evaluate
+from planner.space.configuration import Structure
 from planner.space.problem import alike, joined, least_of
 from planner.space.recompute_choices import offload_choices
-from planner.space.structure import Structure
 from planner.space.terms import TermCache
 from tests.oracles import stages as brute_force
 from tests.space.instances import chain, cluster, random_instance, random_modules, shared_instance
