@@ -14,9 +14,10 @@ from planner.schedules import get, names
 from planner.solvers.critical_path import critical_s
 from planner.solvers.types import Judge, Measure
 from planner.space import evaluate
+from planner.space.configuration import KEEP_ALL, RecomputeChoice
 from planner.space.evaluate_many import evaluate_many
 from planner.space.limits import forbidden_choices
-from planner.space.recompute_choices import RecomputeChoice, recompute_choices
+from planner.space.recompute_choices import recompute_choices
 from planner.space.types import BlockCosts, Candidate, Configuration, Evaluation, Job, StageChoice
 
 SAME = 1e-9
@@ -194,7 +195,7 @@ def _without_zero(decision: Configuration) -> Configuration:
 def _without_recompute(decision: Configuration) -> Configuration:
     return dataclasses.replace(
         decision,
-        stages=tuple(dataclasses.replace(stage, **RecomputeChoice()._asdict()) for stage in decision.stages),
+        stages=tuple(dataclasses.replace(stage, **KEEP_ALL._asdict()) for stage in decision.stages),
     )
 
 
@@ -307,5 +308,5 @@ def _even_splits(costs: BlockCosts, cluster: Cluster, job: Job) -> Iterator[Conf
         for zero, recompute_choice in itertools.product(
             sorted(set(job.zero), reverse=True), recompute_choices(job.recompute)
         ):
-            stages = tuple(costs.stage(start, stop, 1, *recompute_choice) for start, stop in itertools.pairwise(bounds))
+            stages = tuple(costs.stage(start, stop, 1, recompute_choice) for start, stop in itertools.pairwise(bounds))
             yield Configuration(stages, copies, costs.micro_batch, batches // copies, plain_schedule(job), zero)

@@ -101,9 +101,9 @@ class ShapeCosts:
         self._backward_before_s = np.concatenate([[0.0], np.cumsum(backward_s)])
         self._forward_share = float(forward_s.sum()) / max(float((forward_s + backward_s).sum()), 1e-300)
         self._elements = min(float(costs.parameter_elements.sum()) for costs in shardings)
-        self._exchanged = min(float(exchanged_elements(costs).sum()) for costs in shardings)
+        self._exchanged = min(float(costs.exchanged_elements.sum()) for costs in shardings)
         self._exchanged_once = min(
-            float(exchanged_elements(c).sum()) - sum(tie.shard_elements * (len(tie.blocks) - 1) for tie in c.ties)
+            float(c.exchanged_elements.sum()) - sum(tie.shard_elements * (len(tie.blocks) - 1) for tie in c.ties)
             for c in shardings
         )
         update_s = min(float(c.update_s.min(axis=0).sum()) for c in shardings)
@@ -260,11 +260,6 @@ class ShapeCosts:
 def with_exchange_s(work_s: float, exchange_s: float, overlap: float) -> float:
     """Least seconds of work whose exchanges hide behind a fraction of it."""
     return max(work_s, exchange_s + (1 - overlap) * work_s)
-
-
-def exchanged_elements(costs: BlockCosts) -> np.ndarray:
-    """int64 [n], trainable elements of each block that replicas exchange."""
-    return costs.parameter_elements if costs.shard_elements is None else costs.shard_elements
 
 
 HALVINGS = 14

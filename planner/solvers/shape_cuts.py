@@ -474,7 +474,7 @@ class Cutter:
         shardings = [shape.shardings[options.shardings[o]] for o in cut.options]
         return Configuration(
             stages=tuple(
-                sharding.stage(a, b, 1, *options.ways[o])
+                sharding.stage(a, b, 1, options.ways[o])
                 for (a, b), o, sharding in zip(itertools.pairwise(cut.edges), cut.options, shardings, strict=True)
             ),
             copies=shape.copies,

@@ -21,9 +21,10 @@ from planner.hardware.types import Cluster
 from planner.play import Transfers
 from planner.schedules import Pipeline, Schedule, get
 from planner.solvers.shape_costs import Outline, ShapeCosts, with_exchange_s
+from planner.space.configuration import RecomputeChoice
 from planner.space.cuts import divisors
 from planner.space.jobs import overlap_of
-from planner.space.recompute_choices import RecomputeChoice, is_allowed
+from planner.space.recompute_choices import is_allowed
 from planner.space.types import BlockCosts, Job
 
 SchedulesFor = Callable[[str], Schedule]

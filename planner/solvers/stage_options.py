@@ -9,8 +9,8 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
+from planner.space.configuration import RecomputeChoice
 from planner.space.ranges import Ranges
-from planner.space.recompute_choices import RecomputeChoice
 from planner.space.types import BlockCosts, Job
 
 MAX_OPTIONS = 8

@@ -6,11 +6,25 @@ And what training frameworks demand of all decisions that they take.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from planner.play import Transfers
 
 LAYER_INPUT = "layer_input"
 """In place of modules that are offloaded: all that a stage keeps that recomputes its layers."""
+
+
+class RecomputeChoice(NamedTuple):
+    """One way to keep a stage's activations or to recompute them, as in `StageChoice`."""
+
+    recompute: bool = False
+    repeats: tuple[str, ...] = ()
+    layers: int = 0
+    offload: tuple[str, ...] = ()
+
+
+KEEP_ALL = RecomputeChoice()
+"""Nothing is recomputed, and nothing moves to the host's memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +54,9 @@ class StageChoice:
     layers: int = 0
 
     @property
-    def keeping(self) -> tuple[bool, int, tuple[str, ...], tuple[str, ...]]:
-        """What is done with activations: `recompute`, `layers`, `repeats` and `offload`."""
-        return self.recompute, self.layers, self.repeats, self.offload
+    def keeping(self) -> RecomputeChoice:
+        """What is done with activations."""
+        return RecomputeChoice(self.recompute, self.repeats, self.layers, self.offload)
 
     @property
     def devices(self) -> int:

@@ -17,6 +17,7 @@ from planner.exchange import Phase, recipe_of
 from planner.hardware.collectives import Terms
 from planner.hardware.types import Cluster, neighbours
 from planner.memory import fits
+from planner.space.configuration import RecomputeChoice
 from planner.space.cuts import pinned_blocks, stage_starts
 from planner.space.exchange_tables import ExchangeTables, TiedEnds
 from planner.space.jobs import overlap_of, precision_of
@@ -24,7 +25,7 @@ from planner.space.layers import Layers
 from planner.space.placement import Placement, Placements
 from planner.space.problem import StageProblem
 from planner.space.ranges import Ranges, StageNeeds, StageWay, range_maxima, stage_needs
-from planner.space.recompute_choices import RecomputeChoice, allows_some_layers, rungs, ways_of
+from planner.space.recompute_choices import allows_some_layers, rungs, ways_of
 from planner.space.types import BlockCosts, Job
 
 ALL_DIVISORS_UP_TO = 64

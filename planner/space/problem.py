@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from planner.space.configuration import RecomputeChoice
 from planner.space.layers import Layers
-from planner.space.recompute_choices import RecomputeChoice
 from planner.space.repeats import least_prices
 from planner.space.types import BlockCosts, Configuration, StageChoice
 

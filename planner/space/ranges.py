@@ -12,8 +12,9 @@ import numpy as np
 from planner.exchange import RankGroup
 from planner.memory import most_that_fit
 from planner.space.blocks import range_sums, range_table, repeated_bytes
+from planner.space.configuration import KEEP_ALL, RecomputeChoice
 from planner.space.layers import Layers
-from planner.space.recompute_choices import RecomputeChoice, ways_of
+from planner.space.recompute_choices import ways_of
 from planner.space.repeats import BUFFERS, selective_costs
 from planner.space.types import BlockCosts
 
@@ -144,7 +145,7 @@ class Ranges:
         key = choice, whole_stages
         if key not in self._ways:
             kept = self._sums(_or_zeros(self._costs.kept_bytes, self._costs.parameter_elements))
-            if choice == RecomputeChoice():
+            if choice == KEEP_ALL:
                 nothing = np.zeros_like(self.saved_bytes)
                 way = StageWay(choice, np.zeros_like(self.forward_s), self.saved_bytes, nothing)
             elif not choice.recompute:

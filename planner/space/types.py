@@ -13,7 +13,7 @@ from planner.exchange.types import Step
 from planner.hardware import Collective, Terms
 from planner.hardware.types import HEADROOM
 from planner.play import Transfers
-from planner.space.configuration import UNRESTRICTED, Configuration, StageChoice, Structure
+from planner.space.configuration import KEEP_ALL, UNRESTRICTED, Configuration, RecomputeChoice, StageChoice, Structure
 from planner.space.layers import Layers
 
 if TYPE_CHECKING:
@@ -474,16 +474,9 @@ class BlockCosts:
         starts = np.arange(len(self.parameter_elements)) if self.layer_starts is None else self.layer_starts
         return Layers.of(self.names, starts)
 
-    def stage(
-        self,
-        start: int,
-        stop: int,
-        replicas: int = 1,
-        recompute: bool = False,
-        repeats: tuple[str, ...] = (),
-        layers: int = 0,
-        offload: tuple[str, ...] = (),
-    ) -> StageChoice:
+    def stage(self, start: int, stop: int, replicas: int = 1, keeping: RecomputeChoice = KEEP_ALL) -> StageChoice:
         """A stage of blocks `start` to `stop` (exclusive) with the sharding of these costs."""
-        sharding = self.ranks, self.sharding, self.context, self.expert
-        return StageChoice(start, stop, replicas, recompute, *sharding, repeats, offload, layers)
+        shared = self.ranks, self.sharding, self.context, self.expert
+        return StageChoice(
+            start, stop, replicas, keeping.recompute, *shared, keeping.repeats, keeping.offload, keeping.layers
+        )

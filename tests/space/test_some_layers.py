@@ -219,3 +219,11 @@ def test_a_little_less_memory_costs_a_layer_not_all(costs: BlockCosts) -> None:
     solution = chain_dp.solve(problem, lambda configuration: evaluate(chain, cluster, job, configuration))
     best = solution.decisions[0][0].stages
     assert any(0 < stage.layers < 3 for stage in best)
+
+
+def test_a_number_of_layers_holds_for_several_stages_a_worker() -> None:
+    graph = planner.load_graph("gpt2", dims={"seq": 256})
+    job = Job(16, recompute="layers:2", schedules=("interleaved",), backends=("any",), devices=2)
+    stages = planner.plan(graph, planner.load_cluster("dgx-a100"), job).configuration.stages
+    assert len(stages) > 2
+    assert {(stage.recompute, stage.layers) for stage in stages} == {(True, 2)}
