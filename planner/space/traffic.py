@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -16,7 +15,7 @@ from planner.hardware.types import Cluster
 from planner.space.configuration import Configuration
 from planner.space.terms import shard_elements_of
 from planner.space.types import BlockCosts
-from planner.space.workers import lay_workers, pipeline_of
+from planner.space.workers import in_turn, lay_workers, pipeline_of
 
 
 def traffic_of(
@@ -67,11 +66,9 @@ def _passed(
     fabric: Fabric, costs: BlockCosts, configuration: Configuration, stage: int, ends: tuple[np.ndarray, np.ndarray]
 ) -> Traffic:
     """Bytes of activations to a stage and of their gradients back; replicas take micro-batches in turn."""
-    (before, own), boundary = ends, configuration.stages[stage].start
-    turns = np.arange(math.lcm(before.shape[1], own.shape[1]))
-    source = before[:, turns % before.shape[1]].ravel()
-    target = own[:, turns % own.shape[1]].ravel()
-    each = configuration.micro_batches / len(turns)
+    sides, boundary = in_turn(*ends), configuration.stages[stage].start
+    source, target = (side.ravel() for side in sides)
+    each = configuration.micro_batches / sides[0].shape[1]
     forth = rank_traffic(fabric, source, target, each * float(costs.boundary_bytes[boundary]))
     return forth + rank_traffic(fabric, target, source, each * float(costs.gradient_boundary_bytes[boundary]))
 
