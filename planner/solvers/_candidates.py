@@ -274,7 +274,7 @@ def _excess(evaluation: Evaluation) -> float:
 def _trivial_plans(costs: BlockCosts, cluster: Cluster, job: Job) -> Iterator[tuple[str, Configuration]]:
     """(label, decision) of the trivial plans on single devices, with each plain choice of recomputation."""
     blocks, batches = len(costs.parameter_elements), job.global_batch // costs.micro_batch
-    devices = min(job.devices or cluster.device_count, cluster.device_count)
+    devices = job.devices_of(cluster)
     schedule = plain_schedule(job)
     replicas = max(r for r in range(1, devices + 1) if batches % r == 0)
     for recompute_choice in recompute_choices(job.recompute):
@@ -297,7 +297,7 @@ def _trivial_plans(costs: BlockCosts, cluster: Cluster, job: Job) -> Iterator[tu
 def _even_splits(costs: BlockCosts, cluster: Cluster, job: Job) -> Iterator[Configuration]:
     """Pipelines of about equal stages on all devices, one replica per stage and copy, as Megatron-LM users write."""
     batches, ranks = job.global_batch // costs.micro_batch, costs.ranks
-    groups = min(job.devices or cluster.device_count, cluster.device_count) // ranks
+    groups = job.devices_of(cluster) // ranks
     seconds = np.cumsum((costs.forward_s + costs.backward_s).min(axis=0))
     for count in (n for n in range(1, min(groups, len(seconds)) + 1) if groups % n == 0):
         copies = groups // count

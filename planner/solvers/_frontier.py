@@ -371,7 +371,7 @@ class Frontier:
 
     def _any_fits(self, costs: BlockCosts, alone: Ranges, zero: int) -> bool:
         """True if each block fits the largest device alone and all fit in the allowed number of stages."""
-        largest, most_stages = max(d.usable_bytes for d in self._cluster.devices), self._max_stages()
+        largest, most_stages = self._cluster.largest_bytes, self._max_stages()
         if most_stages < math.inf:
             holds = fits(self._formulator.least_bytes(self._formulator.ranges(costs), costs, zero), largest)
             return _fewest_stages(np.triu(holds)) <= most_stages

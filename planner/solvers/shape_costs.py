@@ -113,7 +113,7 @@ class ShapeCosts:
         self._state_bytes = optimizer_state_bytes(job.optimizer, self._precision)
         self._kept_bytes, self._kept_s = _hull(shardings, job)
         workspace = min(float(costs.workspace_bytes.max()) for costs in shardings)
-        self._room_bytes = max(device.usable_bytes for device in cluster.devices) - workspace
+        self._room_bytes = cluster.largest_bytes - workspace
         self._exchange_cache: dict[tuple[int, int, int, bool], tuple[float, float, float]] = {}
         self._sending_cache: dict[int, tuple[float, float]] = {}
 

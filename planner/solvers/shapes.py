@@ -117,7 +117,7 @@ class Shapes:
     def __init__(self, cluster: Cluster, job: Job, schedule_of: SchedulesFor) -> None:
         self._cluster, self._job, self._schedule_of = cluster, job, schedule_of
         self._overlap = overlap_of(job, cluster)
-        self._devices = min(job.devices or cluster.device_count, cluster.device_count)
+        self._devices = job.devices_of(cluster)
         self._pipelines = functools.cache(lambda *size: list(self._pipelines_of(*size)))
         self._outlines: dict[tuple[str, Pipeline], Outline] = {}
 

@@ -38,7 +38,7 @@ def worth_pricing(job: Job, cluster: Cluster, graph: Graph, costs: Callable[[int
     """
     candidates = [b for b in micro_batch_sizes(job) if job.micro_batches or b & (b - 1) == 0]
     limit = MOST_SIZES_SMALL if len(graph.nodes) <= SMALL_GRAPH else MOST_SIZES
-    largest = max(device.usable_bytes for device in cluster.devices)
+    largest = cluster.largest_bytes
     sizes: list[int] = []
     notes: tuple[str, ...] = ()
     for size in candidates:
@@ -98,4 +98,4 @@ def micro_batch_sizes(job: Job) -> tuple[int, ...]:
 def any_block_fits(cluster: Cluster, costs: BlockCosts) -> bool:
     """True if for every block the activations of one micro-batch fit the largest device."""
     kept = np.diagonal(costs.saved_bytes) + costs.workspace_bytes
-    return bool(fits(kept, max(device.usable_bytes for device in cluster.devices)).all())
+    return bool(fits(kept, cluster.largest_bytes).all())

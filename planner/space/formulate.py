@@ -55,7 +55,7 @@ class Formulator:
         self._tied: dict[tuple[int, int, int, tuple[int, ...]], TiedEnds] = {}
         self._needs: dict[tuple[int, int], tuple[Ranges, StageNeeds]] = {}
         self._known_ranges: dict[int, tuple[BlockCosts, Ranges]] = {}
-        self._used = min(job.devices or cluster.device_count, cluster.device_count)
+        self._used = job.devices_of(cluster)
 
     def offloading(self, choice: RecomputeChoice) -> Formulator:
         """A formulator whose stages may also keep activations in the host's memory in one way, the slowest of theirs.
@@ -251,7 +251,7 @@ class Formulator:
         """True if a device cannot hold its share of all state and what a micro-batch keeps in all blocks."""
         ranges = self.ranges(costs)
         held_bytes = self._least_resident(ranges, zero, costs.ranks) + ranges.saved_bytes
-        return not fits(held_bytes[0, -1], max(device.usable_bytes for device in self._cluster.devices))
+        return not fits(held_bytes[0, -1], self._cluster.largest_bytes)
 
     def needs(self, costs: BlockCosts, zero: int) -> StageNeeds:
         """Lower bounds on time and memory of stages of blocks i..j, at any place."""
@@ -259,7 +259,7 @@ class Formulator:
         key = (id(ranges), zero)
         cached = self._needs.get(key)
         if cached is None or cached[0] is not ranges:
-            capacity_bytes = max(device.usable_bytes for device in self._cluster.devices)
+            capacity_bytes = self._cluster.largest_bytes
             resident = self._least_resident(ranges, zero, costs.ranks)
             nearest_sends = [self.placements(costs.ranks).nearest_send()]
             transfer_s = _transfers(nearest_sends, costs.boundary_bytes, costs.gather_s)[0, :-1]

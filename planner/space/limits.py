@@ -47,7 +47,7 @@ def malformations(
 def missing_devices(cluster: Cluster, job: Job, configuration: Configuration, workers: Workers) -> list[Violation]:
     """Violations of a configuration that takes more devices than its slice, the job or the cluster has."""
     found = []
-    available = min(job.devices or cluster.device_count, cluster.device_count)
+    available = job.devices_of(cluster)
     taken = sum(own.shape[1] for own in workers.ranks)
     width = configuration.slice_devices or taken
     if taken > width:

@@ -356,7 +356,7 @@ def _copies(degrees: Degrees, costs: BlockCosts, cluster: Cluster, job: Job) -> 
         raise JobError(f"EP {costs.expert} ranks are among those of DP {degrees.data}, and do not divide it", hint=hint)
     if smallest < 1:
         raise JobError("a degree is below 1", hint="give whole numbers of at least 1; 0 leaves data to the devices")
-    devices = min(job.devices or cluster.device_count, cluster.device_count)
+    devices = job.devices_of(cluster)
     copy_devices = costs.ranks * degrees.pipeline * degrees.replicas
     copies = degrees.data // costs.expert or devices // copy_devices
     if copies < 1 or copies * copy_devices > devices:

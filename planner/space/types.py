@@ -11,7 +11,7 @@ import numpy as np
 
 from planner.exchange.types import Step
 from planner.hardware import Collective, Terms
-from planner.hardware.types import HEADROOM
+from planner.hardware.types import HEADROOM, Cluster
 from planner.play import Transfers
 from planner.space.configuration import KEEP_ALL, UNRESTRICTED, Configuration, RecomputeChoice, StageChoice, Structure
 from planner.space.layers import Layers
@@ -116,6 +116,10 @@ class Job:
     headroom: float = HEADROOM
     backends: tuple[str, ...] = ()
     structure: Structure = UNRESTRICTED
+
+    def devices_of(self, cluster: Cluster) -> int:
+        """How many devices of a cluster may be used."""
+        return min(self.devices or cluster.device_count, cluster.device_count)
 
 
 @dataclass(frozen=True, slots=True)

@@ -196,8 +196,8 @@ class Setting:
         self.cluster = with_headroom(cluster, self.job.headroom)
         self.name = prices.chain.graph.name
         self.blocks = len(prices.chain.blocks)
-        self.devices = min(self.job.devices or cluster.device_count, cluster.device_count)
-        self.smallest_device_bytes = float(min(device.usable_bytes for device in self.cluster.devices))
+        self.devices = self.job.devices_of(cluster)
+        self.smallest_device_bytes = float(self.cluster.smallest_bytes)
         self.precision = precision(self.job.precision)
         self.optimizer_bytes = optimizer_state_bytes(self.job.optimizer, self.precision)
         self.parameter_bytes = (
