@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from planner.space.structure import UNRESTRICTED
+from planner.space.configuration import UNRESTRICTED
 from planner.systems import BACKENDS
 from planner.systems.backends import Backend
 

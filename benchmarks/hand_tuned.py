@@ -27,16 +27,17 @@ from planner import Cluster, Graph, Job, Plan
 from planner.costs import optimizer_state_bytes, precision
 from planner.graph import Chain, layer_of
 from planner.importers import graph_from_proto
-from planner.operators import needs_gradient
 from planner.play import StageTimes, run
 from planner.schedules import Pipeline, compile_orders, get
-from planner.sharding.inner import InnerOptions, NodePrices, inner_costs
+from planner.sharding import Setting
+from planner.sharding.inner import NodePrices, inner_costs
 from planner.sharding.mesh import mesh_on
 from planner.sharding.resting import Boundary, StateBytes
 from planner.sharding.sharded import sharded_costs
 from planner.space import BlockCosts, Configuration, Evaluation, StageChoice, evaluate, played_s
+from planner.space.blocks import update_s_per_element
 from planner.space.pricer import Pricer
-from planner.space.sharded import Training, sharded_block_costs
+from planner.space.sharded import sharded_block_costs
 
 SOURCE = "Narayanan et al., SC 2021"
 
@@ -140,24 +141,20 @@ def megatron_costs(
         what: number formats, optimizer, global batch.
         ranks: that share every operator; their costs have number 1.
     """
-    chosen, differentiable = precision(what.precision), frozenset(needs_gradient(graph))
+    chosen = precision(what.precision)
     state = optimizer_state_bytes(what.optimizer, chosen)
-    inner = inner_costs(
-        chain,
+    setting = Setting(
         graph,
-        prices,
         mesh_on(cluster, {"tensor": ranks}),
-        options=InnerOptions(
-            boundaries=(Boundary.REPLICATED,),
-            item_bytes=chosen.compute.bits / 8,
-            state=StateBytes(chosen.weight_bytes, chosen.gradient_bytes, state),
-            micro_batches=max(1, what.global_batch // prices.micro_batch),
-            forbidden=NOT_SPLIT,
-        ),
+        item_bytes=chosen.compute.bits / 8,
+        state=StateBytes(chosen.weight_bytes, chosen.gradient_bytes, state),
+        micro_batches=max(1, what.global_batch // prices.micro_batch),
+        forbidden=NOT_SPLIT,
     )
+    inner = inner_costs(chain, prices, setting, boundaries=(Boundary.REPLICATED,))
     # All weights are cut, that of the embedding too, though looking words up in a whole table would be faster.
     fastest = min(sharded_costs(inner), key=lambda c: (c.parameter_elements.sum(), c.totals))
-    return sharded_block_costs(inner, fastest, Training(cluster.devices[0], chosen, what.optimizer), differentiable, 1)
+    return sharded_block_costs(inner, fastest, update_s_per_element(cluster.devices[0], chosen, what.optimizer, 0.0), 1)
 
 
 def hand_tuned(row: Row) -> Priced:

@@ -315,7 +315,7 @@ def _running(task: _Task, answer: Answer, backends: Sequence[Backend]) -> Plan:
 
 def _free_choice(task: _Task, backends: Sequence[Backend]) -> FreeChoice:
     """The fastest plan without regard to frameworks, where its search is quick."""
-    devices = min(task.job.devices or task.cluster.device_count, task.cluster.device_count)
+    devices = task.job.devices_of(task.cluster)
     if devices * len(task.pricers[0].chain.blocks) > MOST_FREE:
         return FreeChoice(reason="not searched beside it, since that takes as long again")
     last_progress, tell = tuple(task.last_progress), task.progress or (lambda *_: None)
@@ -381,7 +381,7 @@ def _check_counts(pricer: Pricer, job: Job) -> None:
         JobError: it says how many.
     """
     shared = {"TP": job.tensor_parallel, "CP": job.context_parallel, "EP": job.expert_parallel}
-    there, blocks = job.devices or pricer.cluster.device_count, len(pricer.chain.blocks)
+    there, blocks = job.devices_of(pricer.cluster), len(pricer.chain.blocks)
     for name, sizes in (("PP", job.pipeline_stages), ("DP", job.data_parallel)):
         least = {degree: min(allowed) for degree, allowed in {**shared, name: sizes}.items() if allowed}
         needed = math.prod(least.values())

@@ -251,7 +251,7 @@ class _Fit:
 
     def _reserve_bytes(self, cluster: Cluster, degrees: Degrees) -> float:
         """What the runtime takes of a device beside the tensors."""
-        devices = self._job.devices or cluster.device_count
+        devices = self._job.devices_of(cluster)
         data = degrees.data or devices // (degrees.tensor * degrees.pipeline)
         return reserve_bytes(cluster.devices[0], degrees.tensor, data, degrees.pipeline > 1)
 

@@ -120,7 +120,7 @@ def _check_devices(asked: Configuration, cluster: Cluster, job: Job) -> None:
     Raises:
         JobError: more devices side by side than there are, or devices that are not one for each rank of all workers.
     """
-    available = min(job.devices or cluster.device_count, cluster.device_count)
+    available = job.devices_of(cluster)
     widest = max(asked.copies, *(stage.replicas * stage.ranks for stage in asked.stages), len(asked.devices), 0)
     if widest > available:
         raise JobError(f"{widest} devices side by side, but there are {available}", hint="use fewer copies or replicas")

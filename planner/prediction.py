@@ -38,6 +38,7 @@ from planner.named_shardings import (
 )
 from planner.plans import Plan, Provenance, assemble_priced
 from planner.space import Configuration, WorkerMemory, evaluate, play_terms
+from planner.space.configuration import UNRESTRICTED, Structure
 from planner.space.device_layouts import DeviceLayouts
 from planner.space.evaluate import Timed
 from planner.space.evaluate_many import Evaluations, evaluate_many
@@ -45,7 +46,6 @@ from planner.space.job_options import LIMITS, allowing, without
 from planner.space.jobs import settled
 from planner.space.named import Degrees
 from planner.space.pricer import Pricer
-from planner.space.structure import UNRESTRICTED, Structure
 from planner.space.terms import TermCache
 from planner.space.timing import MOST_MICRO_BATCHES, played_s
 from planner.space.types import BlockCosts, Evaluation, Job, MemoryBytes

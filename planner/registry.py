@@ -4,8 +4,8 @@ A package that offers choices (schedules, solvers, importers, ...) holds one `Re
 itself under a name. The modules are imported at the first look-up. If one of them cannot be imported, every look-up
 raises its error, since an entry would be missing.
 
-An entry that is a dataclass has its fields as options: `chimera:pairs=2,over=double` is the entry `chimera` with two of
-its fields replaced.
+An entry that is a dataclass has as options those of its fields that have a default: `chimera:pairs=2,over=double` is
+the entry `chimera` with two of them replaced. Fields without a default say which entry it is.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Registry(Generic[T]):
 
 def name_with_options(entry: object, key: str) -> str:
     """The name for `Registry.configured`: the key and the options whose values differ from the defaults."""
-    fields = [(f, getattr(entry, f.name)) for f in _options(entry)]
+    fields = [(f, getattr(entry, f.name)) for f in options_of(entry)]
     options = [f"{f.name}={_option_text(value)}" for f, value in fields if value != f.default]
     return f"{key}:{','.join(options)}" if options else key
 
@@ -133,7 +133,7 @@ def with_options(entry: T, text: str, owner: str) -> T:
     Raises:
         UsageError: an option is not known, or its value cannot be read.
     """
-    known = {f.name: getattr(entry, f.name) for f in _options(entry)}
+    known = {f.name: getattr(entry, f.name) for f in options_of(entry)}
     values: dict[str, object] = {}
     for item in text.split(","):
         option, _, value = item.partition("=")
@@ -144,8 +144,10 @@ def with_options(entry: T, text: str, owner: str) -> T:
     return changed
 
 
-def _options(entry: object) -> tuple[dataclasses.Field[Any], ...]:
-    return dataclasses.fields(entry) if dataclasses.is_dataclass(entry) else ()
+def options_of(entry: object) -> tuple[dataclasses.Field[Any], ...]:
+    """The fields of an entry that are options: those of a dataclass that have a default."""
+    fields = dataclasses.fields(entry) if dataclasses.is_dataclass(entry) else ()
+    return tuple(field for field in fields if field.default is not dataclasses.MISSING)
 
 
 def _option_text(value: object) -> str:

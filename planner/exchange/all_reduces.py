@@ -26,52 +26,30 @@ class OneAlgorithm(Scheme):
     """An all-reduce of each bucket by one algorithm.
 
     Attributes:
+        key: the algorithm: one ring over all ranks, two binary trees along the levels of the topology, or a ring on
+            each level.
         bucket_bytes: size of a bucket of gradients; 0 sends each gradient by itself.
         efficiency: the fraction of the hardware profile's achievable bandwidth that the transport reaches.
     """
 
+    key: str
     bucket_bytes: float = 25 * MEGABYTE
     efficiency: float = 1.0
+
+    def supports(self, fabric: Fabric) -> str:
+        """Refuses ranks that the algorithm does not serve."""
+        if affine(fabric, self.recipe.steps[0], self.key) is None:
+            return f"a {self.key} all-reduce needs the same number of ranks in every part of the topology"
+        return ""
 
     def plan_messages(self, fabric: Fabric, step: Step) -> MessagePlan:
         """One message a bucket; O(variables + ranks * levels)."""
         return plan_recipe(fabric, step, self.recipe, self.bucket_bytes, algorithm=self.key, efficiency=self.efficiency)
 
 
-@dataclass(frozen=True, slots=True)
-class Ring(OneAlgorithm):
-    """One ring over all ranks."""
-
-    key = "ring"
-
-
-SCHEMES.register("ring", Ring())
-
-
-@dataclass(frozen=True, slots=True)
-class Tree(OneAlgorithm):
-    """Two binary trees over all ranks, along the levels of the topology."""
-
-    key = "tree"
-
-
-SCHEMES.register("tree", Tree())
-
-
-@dataclass(frozen=True, slots=True)
-class Hierarchical(OneAlgorithm):
-    """A ring on each level of the topology."""
-
-    key = "hierarchical"
-
-    def supports(self, fabric: Fabric) -> str:
-        """Requires the same number of ranks in every machine."""
-        if affine(fabric, self.recipe.steps[0], self.key) is None:
-            return "a hierarchical all-reduce needs the same number of ranks in every part of the topology"
-        return ""
-
-
-SCHEMES.register("hierarchical", Hierarchical())
+SCHEMES.register("ring", OneAlgorithm("ring"))
+SCHEMES.register("tree", OneAlgorithm("tree"))
+SCHEMES.register("hierarchical", OneAlgorithm("hierarchical"))
 
 
 @dataclass(frozen=True, slots=True)

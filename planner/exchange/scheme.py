@@ -207,9 +207,9 @@ class Scheme(Protocol):
 
     __slots__ = ()
 
-    key: ClassVar[str]
+    key: str
     """The name it is registered by."""
-    zero: ClassVar[int | None] = None
+    zero: int | None = None
     """The ZeRO stage by which jobs and plans choose the scheme; None where they cannot."""
     per_tensor: ClassVar[bool] = True
     """Whether some variables can travel by this scheme and others by another."""

@@ -17,7 +17,7 @@ Gathers and scatters run within the passes, so they are priced where passes are:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from planner.exchange import SCHEMES
 from planner.exchange.collectives import plan_recipe
@@ -30,7 +30,17 @@ from planner.hardware import Collective
 
 @dataclass(frozen=True, slots=True)
 class Sharded(Scheme):
-    """A scheme that shards model state over the ranks."""
+    """A stage of ZeRO.
+
+    Attributes:
+        key: its name.
+        zero: its number.
+        recipe: what it scatters and gathers when, and what it shards.
+    """
+
+    key: str
+    zero: int = field()
+    recipe: Recipe = field()
 
     per_tensor = False
 
@@ -43,50 +53,13 @@ class Sharded(Scheme):
         return plan_recipe(fabric, step, self.recipe, 25 * MEGABYTE)
 
 
+_ALL = Group.REPLICAS
+_SCATTER_ONCE = ExchangeStep(Collective.REDUCE_SCATTER, Content.GRADIENTS)
+_SCATTER = ExchangeStep(Collective.REDUCE_SCATTER, Content.GRADIENTS, Phase.BACKWARD)
 _GATHER_ONCE = ExchangeStep(Collective.ALL_GATHER, Content.WEIGHTS)
 _GATHER = ExchangeStep(Collective.ALL_GATHER, Content.WEIGHTS, Phase.FORWARD)
 _GATHER_AGAIN = ExchangeStep(Collective.ALL_GATHER, Content.WEIGHTS, Phase.BACKWARD)
-_SCATTER = ExchangeStep(Collective.REDUCE_SCATTER, Content.GRADIENTS, Phase.BACKWARD)
 
-
-@dataclass(frozen=True, slots=True)
-class ShardedOptimizer(Sharded):
-    """ZeRO-1."""
-
-    key = "zero1"
-    zero = 1
-    recipe = Recipe(
-        (ExchangeStep(Collective.REDUCE_SCATTER, Content.GRADIENTS), _GATHER_ONCE), optimizer=Group.REPLICAS
-    )
-
-
-SCHEMES.register("zero1", ShardedOptimizer())
-
-
-@dataclass(frozen=True, slots=True)
-class ShardedGradients(Sharded):
-    """ZeRO-2."""
-
-    key = "zero2"
-    zero = 2
-    recipe = Recipe((_SCATTER, _GATHER_ONCE), gradients=Group.REPLICAS, optimizer=Group.REPLICAS)
-
-
-SCHEMES.register("zero2", ShardedGradients())
-
-
-@dataclass(frozen=True, slots=True)
-class ShardedWeights(Sharded):
-    """ZeRO-3."""
-
-    key = "zero3"
-    zero = 3
-    recipe = Recipe(
-        (_GATHER, _GATHER_AGAIN, _SCATTER),
-        weights=Group.REPLICAS,
-        gradients=Group.REPLICAS,
-        optimizer=Group.REPLICAS,
-    )
-
-
-SCHEMES.register("zero3", ShardedWeights())
+SCHEMES.register("zero1", Sharded("zero1", 1, Recipe((_SCATTER_ONCE, _GATHER_ONCE), optimizer=_ALL)))
+SCHEMES.register("zero2", Sharded("zero2", 2, Recipe((_SCATTER, _GATHER_ONCE), gradients=_ALL, optimizer=_ALL)))
+SCHEMES.register("zero3", Sharded("zero3", 3, Recipe((_GATHER, _GATHER_AGAIN, _SCATTER), _ALL, _ALL, _ALL)))

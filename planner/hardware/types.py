@@ -290,6 +290,16 @@ class Cluster:
         return len(self.device_types)
 
     @property
+    def largest_bytes(self) -> int:
+        """What plans may use of the memory of the largest device."""
+        return max(device.usable_bytes for device in self.devices)
+
+    @property
+    def smallest_bytes(self) -> int:
+        """The same of the smallest device."""
+        return min(device.usable_bytes for device in self.devices)
+
+    @property
     def stack(self) -> Stack:
         """The software that trains on all devices."""
         return self.devices[0].stack

@@ -132,7 +132,7 @@ def from_cluster(options: Options, cluster: Cluster) -> Options:
     levels = [level for level in cluster.levels if level.size > 1]
     if not levels:
         raise UsageError(f"{cluster.name} is a single device", where="--hardware", hint="name a cluster of several")
-    memory = min(device.usable_bytes for device in cluster.devices)
+    memory = cluster.smallest_bytes
     return dataclasses.replace(
         options,
         machines=tuple(level.size for level in levels),

@@ -34,7 +34,6 @@ from planner.plans.words import significant
 from planner.schedules import WeightPolicy
 from planner.sharding import (
     Boundaries,
-    InnerOptions,
     Mesh,
     Options,
     Setting,
@@ -203,28 +202,20 @@ def rebuild(plan: Plan, graph: Graph, cluster: Cluster | None = None) -> Iterato
     for sharding in plan.shardings:
         axes: Mapping[str, int] = {axis.name: axis.size for axis in sharding.axes}
         mesh = ideal_mesh(axes) if cluster is None else mesh_on(cluster, axes, copies=experts_of_row(graph))
-        options = InnerOptions(
+        setting = Setting(
+            graph,
+            mesh,
             item_bytes=formats.compute.bits / 8,
             state=state,
             micro_batches=plan.micro_batches.count,
             options=Options(padded=sharding.padded, roles=roles_of(mesh.axes)),
+            sharded_states=False,
             forbidden=plan.options.forbid,
         )
         if cluster is not None and profile is None:
             profile = Pricer(graph, cluster, plan.options).profiles(plan.micro_batches.size)[0]
-        if profile is None or chain is None:
-            setting = Setting(
-                graph,
-                mesh,
-                item_bytes=options.item_bytes,
-                state=state,
-                micro_batches=options.micro_batches,
-                options=options.options,
-                sharded_states=False,
-                forbidden=options.forbidden,
-            )
-        else:
-            setting = inner_setting(chain, graph, profile, mesh, options)
+        if profile is not None and chain is not None:
+            setting = inner_setting(chain, profile, setting)
         facts = facts or GraphFacts.of(setting)
         yield RebuiltSharding(sharding, setting, facts, chain.repeats if chain else ())
 

@@ -32,7 +32,6 @@ from planner.sharding import (
     CollectiveUse,
     InnerPoint,
     Mesh,
-    Setting,
     StageSharding,
     Strategy,
     TensorLayout,
@@ -94,7 +93,7 @@ def sharding_sections(
         axes = tuple(MeshAxis(axis.name, axis.size) for axis in inner.mesh.axes)
         blocks = tuple(writer.block(entry, members, table) for members in blocks_by_point.values())
         boundaries: Any = tuple(each.value for each in costs.boundaries)
-        sections.append(Sharding(name, axes, boundaries, blocks, inner.options.options.padded))
+        sections.append(Sharding(name, axes, boundaries, blocks, inner.setting.options.padded))
     return tuple(sections)
 
 
@@ -102,15 +101,7 @@ class _Writer:
     """Writes the sharding entries of blocks that were solved together (one `InnerCosts`)."""
 
     def __init__(self, graph: Graph, entry: StageSharding) -> None:
-        inner, options = entry.inner, entry.inner.options
-        self._graph = graph
-        self._setting = Setting(
-            graph,
-            inner.mesh,
-            item_bytes=options.item_bytes,
-            micro_batches=options.micro_batches,
-            options=options.options,
-        )
+        self._graph, self._setting = graph, dataclasses.replace(entry.inner.setting, graph=graph)
         self._facts = GraphFacts.of(self._setting)
 
     def block(self, entry: StageSharding, members: Sequence[int], table: Sequence[Block]) -> ShardedBlock:

@@ -56,6 +56,12 @@ class Steady:
     played: float
     trace: Trace
 
+    @property
+    def bubble(self) -> float:
+        """Fraction of the workers' time in which they are idle."""
+        busy_s = float(self.trace.compute_s().mean()) / self.played
+        return max(0.0, 1.0 - busy_s / self.iteration_s) if self.iteration_s > 0 else 0.0
+
 
 def play_schedule(schedule: Schedule, pipeline: Pipeline, times: StageTimes, conditions: Conditions) -> Steady:
     """Simulate one iteration of a schedule that drains, else iterations until they repeat; O(simulated actions).

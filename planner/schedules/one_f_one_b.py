@@ -22,9 +22,9 @@ forward after the backward of m + n(i+1) - r(i+1) - n(i) < m. Each wait is for w
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -71,7 +71,7 @@ class OneForwardOneBackward(StagePerWorkerSchedule, Protocol):
 
     __slots__ = ()
 
-    warm_up_per_stage: ClassVar[int] = 1
+    warm_up_per_stage: int = 1
     """Warm-up forwards per stage that follows."""
 
     def warm_up(self, replicas: Sequence[int]) -> tuple[int, ...]:
@@ -184,44 +184,28 @@ class Dapple(OneFOneB):
         return OneFOneB.warm_up_after(self, replicas, passing, micro_batches) if usual else None
 
 
-@dataclass(frozen=True, slots=True)
-class BaPipeAs(OneForwardOneBackward):
-    """BaPipe's 1F1B-AS: the order of 1F1B on accelerators that stream transfers into the computation.
+BAPIPE = "Zhao et al., 2020 (BaPipe)"
 
-    No transfer costs time of its own when each boundary carries a stage's activations in the time of a forward.
+
+@dataclass(frozen=True, slots=True)
+class BaPipe(OneForwardOneBackward):
+    """BaPipe's orders of 1F1B, which differ in how transfers run and in their warm-up.
+
+    - 1F1B-AS, on accelerators that stream transfers into the computation: no transfer costs time of its own when each
+      boundary carries a stage's activations in the time of a forward;
+    - 1F1B-SNO, on devices that wait for their transfers, of SR one way;
+    - 1F1B-SO: twice the warm-up, so that transfers of SR, up to half of F + B, run beside the work. The published bound
+      of what stage i keeps is 2 (p - i), one micro-batch more than it does.
+
+    Attributes:
+        key: its name.
+        warm_up_per_stage: warm-up forwards per stage that follows.
+        facts: what it keeps.
     """
 
-    key = "bapipe-as"
-    facts = Facts(
-        source="Zhao et al., 2020 (BaPipe)",
-        kept="min(m, p-i)",
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class BaPipeSno(OneForwardOneBackward):
-    """BaPipe's 1F1B-SNO: the order of 1F1B on devices that wait for their transfers, of SR one way."""
-
-    key = "bapipe-sno"
-    facts = Facts(
-        source="Zhao et al., 2020 (BaPipe)",
-        kept="min(m, p-i)",
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class BaPipeSo(OneForwardOneBackward):
-    """BaPipe's 1F1B-SO: twice the warm-up of 1F1B, so that transfers of SR, up to half of F + B, run beside the work.
-
-    The published bound of what stage i keeps is 2 (p - i), one micro-batch more than it does.
-    """
-
-    key = "bapipe-so"
-    warm_up_per_stage = 2
-    facts = Facts(
-        source="Zhao et al., 2020 (BaPipe)",
-        kept="min(m, 2*(p-i)-1)",
-    )
+    key: str
+    warm_up_per_stage: int = field()
+    facts: Facts = field(compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +226,7 @@ class BaPipeFbp(StagePerWorkerSchedule):
 
     key = "bapipe-fbp"
     facts = Facts(
-        source="Zhao et al., 2020 (BaPipe)",
+        source=BAPIPE,
         kept="min(m, (1 if fill_overlap else 2)*(p-i))",
         idle="(p-1 if fill_overlap else 2*p-1)*(F+B)",
     )
@@ -359,8 +343,8 @@ class BPipe(ReplicatedSchedule, OneForwardOneBackward):
 
 SCHEDULES.register("1f1b", OneFOneB())
 SCHEDULES.register("dapple", Dapple())
-SCHEDULES.register("bapipe-as", BaPipeAs())
-SCHEDULES.register("bapipe-sno", BaPipeSno())
-SCHEDULES.register("bapipe-so", BaPipeSo())
+SCHEDULES.register("bapipe-as", BaPipe("bapipe-as", 1, Facts(BAPIPE, kept="min(m, p-i)")))
+SCHEDULES.register("bapipe-sno", BaPipe("bapipe-sno", 1, Facts(BAPIPE, kept="min(m, p-i)")))
+SCHEDULES.register("bapipe-so", BaPipe("bapipe-so", 2, Facts(BAPIPE, kept="min(m, 2*(p-i)-1)")))
 SCHEDULES.register("bapipe-fbp", BaPipeFbp())
 SCHEDULES.register("bpipe", BPipe())

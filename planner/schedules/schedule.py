@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 
 from planner.errors import PlanError
-from planner.registry import name_with_options
+from planner.registry import name_with_options, options_of
 from planner.schedules.critical_chains import Flow, PassSeconds, busiest_chain_s
 from planner.schedules.held import HeldUnits, count_held
 from planner.schedules.orders import finish, follow_on, replicate
@@ -44,9 +44,9 @@ class Schedule(Protocol):
 
     __slots__ = ()
 
-    key: ClassVar[str]
+    key: str
     """The name that it is registered by."""
-    facts: ClassVar[Facts]
+    facts: Facts
     """Its memory, idle time and weight versions as expressions."""
     spans: ClassVar[bool] = False
     """True if each worker begins its next iteration when it ends its last one, not when all workers have ended."""
@@ -201,7 +201,7 @@ class Schedule(Protocol):
     def terms(self, pipeline: Pipeline) -> dict[str, Any]:
         """Values of the names in its facts: p and m of one replica, and its options."""
         one_replica = single(pipeline)
-        options = {field.name: getattr(self, field.name) for field in dataclasses.fields(cast(Any, self))}
+        options = {field.name: getattr(self, field.name) for field in options_of(self)}
         return {"p": self.workers(one_replica), "m": one_replica.micro_batches, **options}
 
     def by_place(self, text: str, pipeline: Pipeline, places: int) -> tuple[int, ...]:

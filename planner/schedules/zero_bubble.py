@@ -23,12 +23,10 @@ shortest order with equal times is kept.
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import ClassVar, Protocol
 
 from planner.errors import PlanError
 from planner.schedules import SCHEDULES
@@ -207,20 +205,22 @@ class _GapFilling:
             self._pending[worker].append((what + 2, m))
 
 
-class FoldedBlock(ChunkedSchedule, Protocol):
-    """A schedule with two chunks per worker in a V, from a repeated block, with split backwards."""
+@dataclass(frozen=True, slots=True)
+class FoldedBlock(ChunkedSchedule):
+    """A schedule with two chunks per worker in a V, from a repeated block, with split backwards.
 
-    __slots__ = ()
+    Attributes:
+        key: its name.
+        facts: its memory and idle time.
+        block: gives the slots of the repeated block, by number of workers.
+    """
 
-    spans: ClassVar[bool] = True
-    split_backward: ClassVar[bool] = True
+    key: str
+    facts: Facts = field(compare=False)
+    block: Callable[[int], Block] = field(compare=False)
 
-    chunks_per_worker: int = 2
-
-    @abstractmethod
-    def block(self, workers: int) -> Block:
-        """The slots of the repeated block."""
-        ...
+    spans = split_backward = True
+    chunks_per_worker = 2
 
     def worker_orders(self, pipeline: Pipeline) -> Iterable[Iterable[Action]]:
         """The repeated block with its gaps filled."""
@@ -228,78 +228,78 @@ class FoldedBlock(ChunkedSchedule, Protocol):
         return block_order(self.block(pipeline.stages // 2), pipeline.micro_batches, limit)
 
 
-@dataclass(frozen=True, slots=True)
-class ZeroBubbleV(FoldedBlock):
-    """ZB-V: no bubble within the memory of 1F1B.
+def v_block(workers: int) -> Block:
+    """ZB-V: no bubble within the memory of 1F1B; the passes of the block move four and two slots a worker.
 
     With equal times for forward, input gradient and weight gradient no worker waits between its first start and its
-    last end. The passes of the block move four and two slots a worker.
+    last end. The two chunks of the block live 12p slots in total, which keeps 2p chunks.
     """
+    return even_block(workers, (4, 2, 4, 2))
 
-    key = "zb-v"
-    facts = Facts(
-        source="Qi et al., ICLR 2024",
-        kept="2*p",
-        kept_bound=True,
-        idle="0",
-        idle_holds="F == W and B == 2*W and m >= 2*p",
+
+def v_half_block(workers: int) -> Block:
+    """V-half: about half the memory of 1F1B, with a smaller bubble; the passes of the block move two and one slots.
+
+    For even numbers of workers the backwards begin 3 slots later.
+    """
+    gap = 3 if workers % 2 == 0 else 0
+    return tuple(
+        (2 * i, 3 * workers - i - 2, 3 * workers + gap + 2 * i - 1, 6 * workers + gap - i - 2) for i in range(workers)
     )
 
-    def block(self, workers: int) -> Block:
-        """The block whose two chunks live 12p slots in total, which keeps 2p chunks."""
-        return even_block(workers, (4, 2, 4, 2))
 
-
-@dataclass(frozen=True, slots=True)
-class VHalf(FoldedBlock):
-    """V-half: about half the memory of 1F1B, with a smaller bubble.
-
-    The passes of the block move two and one slots a worker.
-    """
-
-    key = "v-half"
-    facts = Facts(
-        source="Qi et al., NeurIPS 2024",
-        kept="2*floor((p+2)/2)",
-        kept_bound=True,
-        idle="max(3*p-(4 if p % 2 else 7), 0)*F",
-        idle_holds="F == W and B == 2*W and m >= p and p > 2",
-    )
-
-    def block(self, workers: int) -> Block:
-        """Passes of 2, 1, 2 and 1 slots per worker; for even numbers of workers the backwards begin 3 slots later."""
-        gap = 3 if workers % 2 == 0 else 0
-        return tuple(
-            (2 * i, 3 * workers - i - 2, 3 * workers + gap + 2 * i - 1, 6 * workers + gap - i - 2)
-            for i in range(workers)
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class VMin(FoldedBlock):
+def v_min_block(workers: int) -> Block:
     """V-min: a third of the memory of 1F1B.
 
-    All passes of the block move one slot per worker, which is the shortest round trip, so no order keeps less.
+    All passes of the block move one slot per worker, which is the shortest round trip, so no order keeps less. If three
+    divides the workers, the backwards begin 2 slots later.
     """
-
-    key = "v-min"
-    facts = Facts(
-        source="Qi et al., NeurIPS 2024",
-        kept="2*floor((p+4)/3)",
-        kept_bound=True,
-        idle="max(4*p-(5 if p % 3 else 7), 0)*F",
-        idle_holds="F == W and B == 2*W and m >= p and p > 2",
-    )
-
-    def block(self, workers: int) -> Block:
-        """Passes of one slot per worker; if three divides the workers, the backwards begin 2 slots later."""
-        gap = 2 if workers % 3 == 0 else 0
-        return tuple((i, 2 * workers - i - 1, 2 * workers + gap + i, 4 * workers + gap - i - 1) for i in range(workers))
+    gap = 2 if workers % 3 == 0 else 0
+    return tuple((i, 2 * workers - i - 1, 2 * workers + gap + i, 4 * workers + gap - i - 1) for i in range(workers))
 
 
-SCHEDULES.register("zb-v", ZeroBubbleV())
-SCHEDULES.register("v-half", VHalf())
-SCHEDULES.register("v-min", VMin())
+SCHEDULES.register(
+    "zb-v",
+    FoldedBlock(
+        "zb-v",
+        Facts(
+            source="Qi et al., ICLR 2024",
+            kept="2*p",
+            kept_bound=True,
+            idle="0",
+            idle_holds="F == W and B == 2*W and m >= 2*p",
+        ),
+        v_block,
+    ),
+)
+SCHEDULES.register(
+    "v-half",
+    FoldedBlock(
+        "v-half",
+        Facts(
+            source="Qi et al., NeurIPS 2024",
+            kept="2*floor((p+2)/2)",
+            kept_bound=True,
+            idle="max(3*p-(4 if p % 2 else 7), 0)*F",
+            idle_holds="F == W and B == 2*W and m >= p and p > 2",
+        ),
+        v_half_block,
+    ),
+)
+SCHEDULES.register(
+    "v-min",
+    FoldedBlock(
+        "v-min",
+        Facts(
+            source="Qi et al., NeurIPS 2024",
+            kept="2*floor((p+4)/3)",
+            kept_bound=True,
+            idle="max(4*p-(5 if p % 3 else 7), 0)*F",
+            idle_holds="F == W and B == 2*W and m >= p and p > 2",
+        ),
+        v_min_block,
+    ),
+)
 
 
 _FORWARD, _INPUT, _WEIGHT = ActionKind.FORWARD, ActionKind.INPUT_GRAD, ActionKind.WEIGHT_GRAD
@@ -337,74 +337,38 @@ def split_backward_order(stages: int, micro_batches: int, limit: int) -> tuple[t
     return tuple(map(tuple, list_schedule(tasks, stages, may_run, taken)))
 
 
-class SplitBackward(ReplicatedSchedule, Protocol):
-    """A schedule with one stage per worker and split backwards, within a limit of micro-batches."""
+@dataclass(frozen=True, slots=True)
+class SplitBackward(ReplicatedSchedule):
+    """A schedule with one stage per worker and split backwards, within a limit of micro-batches.
 
-    __slots__ = ()
+    ZB-H1 keeps p of them and has a third of the bubble of 1F1B: its order is that of 1F1B with every weight gradient of
+    worker i postponed by i micro-batches. ZB-H2 runs forwards so far ahead, within 2p - 1, that no worker ever waits.
+    Orders for other limits are list-scheduled.
 
-    spans: ClassVar[bool] = True
-    split_backward: ClassVar[bool] = True
+    Attributes:
+        key: its name.
+        facts: its memory and idle time.
+        postpones: whether the order is that of 1F1B for a limit of p.
+        limit: micro-batches that a worker keeps; 0: as many as the schedule is published with.
+    """
 
-    limit: int
+    key: str
+    facts: Facts = field(compare=False)
+    postpones: bool = field()
+    limit: int = 0
+
+    spans = split_backward = True
 
     def refuses(self, pipeline: Pipeline) -> str:
         """Refuses negative limits."""
         return "" if self.limit >= 0 else f"a limit of {self.limit} micro-batches keeps none"
 
     def worker_orders(self, pipeline: Pipeline) -> Iterable[Iterable[Action]]:
-        """List-scheduled forwards, input and weight gradients."""
-        limit = self.by_place(self.facts.kept, pipeline, 1)[0]
-        return split_backward_order(pipeline.stages, pipeline.micro_batches, limit)
-
-
-@dataclass(frozen=True, slots=True)
-class ZeroBubbleH1(SplitBackward):
-    """ZB-H1: split backward within p micro-batches, a third of the bubble of 1F1B.
-
-    The order is that of 1F1B with every weight gradient of worker i postponed by i micro-batches, which keeps p on each
-    worker; orders for other limits are list-scheduled.
-
-    Attributes:
-        limit: micro-batches that a worker keeps; 0: as many as there are workers.
-    """
-
-    limit: int = 0
-
-    key = "zb-h1"
-    facts = Facts(
-        source="Qi et al., ICLR 2024",
-        kept="min(m, limit or p)",
-        kept_bound=True,
-        idle="(p-1)*(F+B-2*W)",
-        idle_holds="limit == 0 and W <= min(F, B-W) and m >= p",
-    )
-
-    def worker_orders(self, pipeline: Pipeline) -> Iterable[Iterable[Action]]:
-        """1F1B with postponed weight gradients; list-scheduled for limits other than p."""
+        """1F1B with postponed weight gradients; list-scheduled where that is not the order or p not the limit."""
         stages, count = pipeline.stages, pipeline.micro_batches
-        if self.limit not in (0, stages):
-            return SplitBackward.worker_orders(self, pipeline)
-        return (_with_postponed_weight_grads(stage, stages, count) for stage in range(stages))
-
-
-@dataclass(frozen=True, slots=True)
-class ZeroBubbleH2(SplitBackward):
-    """ZB-H2: split backward within 2p - 1 micro-batches, forwards so far ahead that no worker ever waits.
-
-    Attributes:
-        limit: micro-batches that a worker keeps; 0: 2p - 1.
-    """
-
-    limit: int = 0
-
-    key = "zb-h2"
-    facts = Facts(
-        source="Qi et al., ICLR 2024",
-        kept="min(m, limit or 2*p-1)",
-        kept_bound=True,
-        idle="(p-1)*max(F+B-3*W, 0)",
-        idle_holds="limit == 0 and W <= min(F, B-W) and m >= 2*p-1",
-    )
+        if self.postpones and self.limit in (0, stages):
+            return (_with_postponed_weight_grads(stage, stages, count) for stage in range(stages))
+        return split_backward_order(stages, count, self.by_place(self.facts.kept, pipeline, 1)[0])
 
 
 def _with_postponed_weight_grads(stage: int, stages: int, micro_batches: int) -> Iterator[Action]:
@@ -420,5 +384,31 @@ def _with_postponed_weight_grads(stage: int, stages: int, micro_batches: int) ->
         yield Action(ActionKind.WEIGHT_GRAD, stage, m)
 
 
-SCHEDULES.register("zb-h1", ZeroBubbleH1())
-SCHEDULES.register("zb-h2", ZeroBubbleH2())
+SCHEDULES.register(
+    "zb-h1",
+    SplitBackward(
+        "zb-h1",
+        Facts(
+            source="Qi et al., ICLR 2024",
+            kept="min(m, limit or p)",
+            kept_bound=True,
+            idle="(p-1)*(F+B-2*W)",
+            idle_holds="limit == 0 and W <= min(F, B-W) and m >= p",
+        ),
+        postpones=True,
+    ),
+)
+SCHEDULES.register(
+    "zb-h2",
+    SplitBackward(
+        "zb-h2",
+        Facts(
+            source="Qi et al., ICLR 2024",
+            kept="min(m, limit or 2*p-1)",
+            kept_bound=True,
+            idle="(p-1)*max(F+B-3*W, 0)",
+            idle_holds="limit == 0 and W <= min(F, B-W) and m >= 2*p-1",
+        ),
+        postpones=False,
+    ),
+)

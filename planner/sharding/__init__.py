@@ -5,7 +5,6 @@ from planner.sharding.choices import splits as splits
 from planner.sharding.formulate import formulate as formulate
 from planner.sharding.inner import InnerCache as InnerCache
 from planner.sharding.inner import InnerCosts as InnerCosts
-from planner.sharding.inner import InnerOptions as InnerOptions
 from planner.sharding.inner import NodePrices as NodePrices
 from planner.sharding.inner import inner_costs as inner_costs
 from planner.sharding.inner import inner_setting as inner_setting

@@ -17,7 +17,7 @@ import functools
 import heapq
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -332,14 +332,22 @@ CLOSE = 1e-6
 
 @dataclass
 class LimitedSolution:
-    """The fastest choice within the memory limit so far, and the best bound.
+    """The fastest choice within a memory limit that a search over prices of memory found so far, and the best bound.
 
     Attributes:
+        sizes: choices of each variable.
+        times: tables of seconds.
+        held: tables of bytes, at most one for the same variables.
+        limit: memory limit in bytes.
         seconds: seconds of the choice; inf where none fits.
         choices: choice of each variable; empty where none fits.
         bound_s: lower bound on the seconds of any choice that fits.
     """
 
+    sizes: tuple[int, ...]
+    times: Sequence[Factor]
+    held: Sequence[Factor]
+    limit: float
     seconds: float = math.inf
     choices: tuple[int, ...] = ()
     bound_s: float = 0.0
@@ -347,17 +355,6 @@ class LimitedSolution:
     def closed(self, close: float = CLOSE) -> bool:
         """Whether the choice is optimal to a relative gap."""
         return self.seconds <= self.bound_s * (1 + close)
-
-
-@dataclass
-class _PriceSearch:
-    """The search over prices of a problem with two costs, time and memory."""
-
-    sizes: tuple[int, ...]
-    times: Sequence[Factor]
-    held: Sequence[Factor]
-    limit: float
-    best: LimitedSolution = field(default_factory=LimitedSolution)
 
     def _factors(self, prices: np.ndarray, tilt: float) -> list[Factor]:
         """Tables of time and priced memory over the variables and the price; equal variables share an array."""
@@ -392,7 +389,7 @@ class _PriceSearch:
             return max(low for low, _ in ends), min(high for _, high in ends)
         if not tilt:
             bounds = least.totals - np.asarray(prices) * self.limit
-            self.best.bound_s = max(self.best.bound_s, float(bounds.max()))
+            self.bound_s = max(self.bound_s, float(bounds.max()))
         low, high = -1, len(prices)
         while high - low > 1:
             middle = (low + high) // 2
@@ -404,8 +401,8 @@ class _PriceSearch:
         if value(self.held, choices) > self.limit:
             return False
         seconds = value(self.times, choices)
-        if seconds < self.best.seconds:
-            self.best.seconds, self.best.choices = seconds, choices
+        if seconds < self.seconds:
+            self.seconds, self.choices = seconds, choices
         return True
 
 
@@ -426,26 +423,26 @@ def least_within(
 
     Complexity: at most `ROUNDS + TILTED_ROUNDS + 3` eliminations with a variable of some ten prices.
     """
-    prices = _PriceSearch(tuple(sizes), times, held, limit)
+    prices = LimitedSolution(tuple(sizes), times, held, limit)
     prices.try_prices((0.0,))
-    if not math.isfinite(prices.best.bound_s):
+    if not math.isfinite(prices.bound_s):
         raise InfeasibleError("no combination of layouts is legal", hint="allow more splits or padding")
-    if prices.best.choices:
-        return prices.best
-    unit = max(prices.best.bound_s, 1e-12) / limit
+    if prices.choices:
+        return prices
+    unit = max(prices.bound_s, 1e-12) / limit
     low, high = prices.try_prices([unit * 4.0**k for k in FIRST_POWERS])
     if not math.isfinite(high):
         low, high = prices.try_prices([unit * 4.0 ** (FIRST_POWERS[-1] + 2 * k) for k in range(1, 12)])
     for _ in range(ROUNDS):
-        if not math.isfinite(high) or prices.best.closed(close) or high - low < 1e-9 * high:
-            return prices.best
+        if not math.isfinite(high) or prices.closed(close) or high - low < 1e-9 * high:
+            return prices
         steps = np.linspace(low, high, STEPS + 2)[1:-1].tolist()
         below, above = prices.try_prices(steps)
         low, high = max(low, below), min(high, above)
     below, above = high * (1 - TILT), high * (1 + TILT)
     for _ in range(TILTED_ROUNDS):
-        if prices.best.closed(close) or not math.isfinite(above):
+        if prices.closed(close) or not math.isfinite(above):
             break
         low, high = prices.try_prices(np.linspace(below, above, STEPS + 2)[1:-1].tolist(), TILT)
         below, above = max(low, below), min(high, above)
-    return prices.best
+    return prices

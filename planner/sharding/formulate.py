@@ -176,7 +176,7 @@ class _Builder:
     def tables(self) -> CostTables:
         columns = [make() for make in self.columns]
         links = tuple([make() for make in self.links])
-        return CostTables(tuple([seconds for seconds, _ in columns]), tuple([kept for _, kept in columns]), links)
+        return tuple([seconds for seconds, _ in columns]), tuple([kept for _, kept in columns]), links
 
     def table(self, tensor: Tensor) -> ReshardTable:
         return reshard_table(

@@ -22,11 +22,10 @@ import numpy as np
 from planner.graph import Chain, Graph, per_model
 from planner.operators.types import SavedBytes
 from planner.sharding.block_search import BlockPoints
-from planner.sharding.choices import Options
 from planner.sharding.inner_points import BlockProblem, BlockView, InnerPoint
 from planner.sharding.mesh import Mesh
 from planner.sharding.problem import GraphFacts, Setting, WorkSeconds
-from planner.sharding.resting import Boundaries, Boundary, StateBytes, variants
+from planner.sharding.resting import Boundaries, Boundary, variants
 
 _BITS = 20
 """Leading bits in which the prices of equal blocks agree: six decimal digits."""
@@ -80,26 +79,8 @@ class NodePrices(Protocol):
         """By node, the storages that it keeps for backward."""
 
 
-@dataclass(frozen=True, slots=True)
-class InnerOptions:
-    """Options of the inner search.
-
-    Attributes:
-        boundaries: layouts of the tensors between blocks that may be tried.
-        item_bytes: bytes of a floating-point element of an activation or weight.
-        state: bytes of a parameter; they only weigh memory against time.
-        micro_batches: forward and backward passes a step, over which the update of the weights is spread.
-        options: which splits count.
-        forbidden: splits that are ruled out, as `operator:dimension` (`planner.sharding.limits`); `unmatched` says
-            which of them rule nothing out.
-    """
-
-    boundaries: tuple[Boundary, ...] = (Boundary.REPLICATED, Boundary.SEQUENCE, Boundary.BATCH)
-    item_bytes: float = 2.0
-    state: StateBytes = field(default_factory=StateBytes)
-    micro_batches: int = 1
-    options: Options = field(default_factory=Options)
-    forbidden: tuple[str, ...] = ()
+BOUNDARIES = (Boundary.REPLICATED, Boundary.SEQUENCE, Boundary.BATCH)
+"""Layouts of the tensors between blocks that may be tried."""
 
 
 @dataclass(frozen=True)
@@ -212,23 +193,29 @@ class InnerCosts:
 
     Attributes:
         chain: the chain.
-        graph: the graph at the micro-batch size.
-        mesh: the mesh.
+        setting: the graph at the micro-batch size, the mesh, number formats, and which splits count.
         micro_batch: samples of a micro-batch.
-        options: options of the search.
         boundaries: the distinct boundary layouts.
         blocks: the blocks in the order of the chain.
         solved: number of blocks that were solved; the others are equal to one of them.
     """
 
     chain: Chain
-    graph: Graph
-    mesh: Mesh
+    setting: Setting
     micro_batch: int
-    options: InnerOptions
     boundaries: tuple[Boundaries, ...]
     blocks: tuple[BlockSharding, ...]
     solved: int
+
+    @property
+    def graph(self) -> Graph:
+        """The graph at the micro-batch size."""
+        return self.setting.graph
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh."""
+        return self.setting.mesh
 
     @property
     def whole(self) -> bool:
@@ -265,21 +252,20 @@ class InnerCosts:
 
 def inner_costs(
     chain: Chain,
-    graph: Graph,
     prices: NodePrices,
-    mesh: Mesh,
+    setting: Setting,
     *,
-    options: InnerOptions | None = None,
+    boundaries: Sequence[Boundary] = BOUNDARIES,
     cache: InnerCache | None = None,
 ) -> InnerCosts:
     """Shard every block of a chain on a mesh.
 
     Args:
         chain: the blocks.
-        graph: the graph of the chain at the micro-batch size of the prices (same node order and tensor names).
-        prices: cost of its nodes on one device.
-        mesh: the ranks of the fat device.
-        options: options of the search.
+        prices: cost of the nodes on one device.
+        setting: the graph of the chain at the micro-batch size of the prices (same node order and tensor names), the
+            ranks of the fat device, number formats, and which splits count; without prices.
+        boundaries: layouts of the tensors between blocks that may be tried.
         cache: blocks that were solved before.
 
     A block whose tables would be too large even with all mesh axes tied has no points.
@@ -287,18 +273,18 @@ def inner_costs(
     Complexity: the formulation of each distinct block; reading its points takes one or two eliminations for all
     boundary layouts and prices of memory.
     """
-    options, cache = options or InnerOptions(), cache if cache is not None else InnerCache()
-    setting = inner_setting(chain, graph, prices, mesh, options)
+    cache = cache if cache is not None else InnerCache()
+    setting, mesh, splits = inner_setting(chain, prices, setting), setting.mesh, setting.options
     view = cache.view(chain, prices, setting)
     setting = replace(setting, work_s=view.work_s)
-    crossing = {name: graph.tensors[name] for name in chain.crossing_tensors}
-    splits = options.options
-    boundaries = variants(crossing.values(), options.boundaries, mesh.sizes, padded=splits.padded, roles=splits.roles)
+    crossing = [setting.graph.tensors[name] for name in chain.crossing_tensors]
+    distinct = variants(crossing, boundaries, mesh.sizes, padded=splits.padded, roles=splits.roles)
+    formats = setting.item_bytes, setting.state, setting.micro_batches, setting.forbidden
     blocks, solved = [], 0
     settings = {repeated: priced_once(setting, repeated) for repeated in chain.repeats}
     rounded = {repeated: RoundedPrices(priced) for repeated, priced in settings.items()}
     for b, (repeated, block) in enumerate(zip(chain.repeats, view.blocks, strict=True)):
-        like = (view.kinds[b], boundaries, cache.place(mesh), options, prices.micro_batch)
+        like = (view.kinds[b], distinct, cache.place(mesh), formats, splits, prices.micro_batch)
         block_setting = replace(settings[repeated], nodes=block.members)
         problem = BlockProblem(block_setting, view.facts, block, prices.workspace_bytes)
         if like not in cache.shares:
@@ -306,11 +292,11 @@ def inner_costs(
         key = (like, rounded[repeated].of(block.members, cache.shares[like]))
         if key not in cache.entries:
             solved += 1
-            cache.entries[key] = block.names, BlockPoints(problem, boundaries)
+            cache.entries[key] = block.names, BlockPoints(problem, distinct)
         names, sets = cache.entries[key]
         shared = {names[place]: block.names[place] for place in view.shared[b]}
         blocks.append(BlockSharding(b, sets, cache.renamed(names, block.names), shared))
-    return InnerCosts(chain, graph, mesh, prices.micro_batch, options, boundaries, tuple(blocks), solved)
+    return InnerCosts(chain, setting, prices.micro_batch, distinct, tuple(blocks), solved)
 
 
 @per_model
@@ -352,35 +338,23 @@ def _shared_places(graph: Graph, blocks: Sequence[BlockView]) -> tuple[tuple[int
     )
 
 
-def inner_setting(chain: Chain, graph: Graph, prices: NodePrices, mesh: Mesh, options: InnerOptions) -> Setting:
-    """The setting of the full graph; that of a block has a part of its nodes. Arguments as of `inner_costs`.
+def inner_setting(chain: Chain, prices: NodePrices, setting: Setting) -> Setting:
+    """The setting of the full graph with its prices; that of a block has a part of its nodes.
 
     Side nodes have no backward and keep nothing of their own.
     """
     side = {i for block in chain.blocks for i in block.side}
 
     @functools.cache
-    def work_s(share: float, pieces: int = 1, /) -> tuple[np.ndarray, np.ndarray]:
+    def work_s(share: float, pieces: int) -> tuple[np.ndarray, np.ndarray]:
         forward, backward = prices.at(share, pieces)
         backward = np.array(backward, dtype=float)
         backward[list(side)] = 0.0
         return forward, backward
 
-    forward, backward = work_s(1.0)
-    return Setting(
-        graph,
-        mesh,
-        forward_s=forward,
-        backward_s=backward,
-        saved=[() if i in side else kept for i, kept in enumerate(prices.saved)],
-        item_bytes=options.item_bytes,
-        state=options.state,
-        micro_batches=options.micro_batches,
-        options=options.options,
-        sharded_states=False,
-        work_s=work_s,
-        forbidden=options.forbidden,
-    )
+    forward, backward = work_s(1.0, 1)
+    saved = [() if i in side else kept for i, kept in enumerate(prices.saved)]
+    return replace(setting, forward_s=forward, backward_s=backward, saved=saved, sharded_states=False, work_s=work_s)
 
 
 def priced_once(setting: Setting, repeated: frozenset[int]) -> Setting:
@@ -395,7 +369,7 @@ def priced_once(setting: Setting, repeated: frozenset[int]) -> Setting:
         return left
 
     @functools.cache
-    def work_s(share: float, pieces: int = 1, /) -> tuple[np.ndarray, np.ndarray]:
+    def work_s(share: float, pieces: int) -> tuple[np.ndarray, np.ndarray]:
         forward, backward = setting.nodes_s(share, pieces)
         return without(forward), backward
 

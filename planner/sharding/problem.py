@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -35,11 +35,12 @@ from planner.sharding.strategies import Strategy
 Choice = Strategy | TensorChoice | WeightChoice
 
 
-class WorkSeconds(Protocol):
-    """Seconds of each node, forward and backward, at a share of its work and in pieces (`Profile.at`)."""
+WorkSeconds = Callable[[float, int], tuple[np.ndarray, np.ndarray]]
+"""Float64 [nodes] seconds, forward and backward, at a share of each node's work and in pieces (`Profile.at`)."""
 
-    def __call__(self, share: float, pieces: int = 1, /) -> tuple[np.ndarray, np.ndarray]:
-        """Two float64 arrays of shape [nodes]."""
+CostTables = tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...], tuple[Factor, ...]]
+"""Costs of a sharding problem: by variable, float64 [choices] seconds of its own and bytes that a rank keeps; tables of
+seconds over two variables."""
 
 
 class Load(NamedTuple):
@@ -150,21 +151,6 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class CostTables:
-    """The costs of a sharding problem.
-
-    Attributes:
-        seconds: by variable, float64 [choices] of its own time.
-        bytes: by variable, float64 [choices] of memory that a rank keeps.
-        links: tables of seconds over two variables.
-    """
-
-    seconds: tuple[np.ndarray, ...] = ()
-    bytes: tuple[np.ndarray, ...] = ()
-    links: tuple[Factor, ...] = ()
-
-
-@dataclass(frozen=True)
 class ShardingProblem:
     """The choices of each variable, and their costs as tables, which are made when one is asked for.
 
@@ -189,17 +175,17 @@ class ShardingProblem:
     @property
     def seconds(self) -> tuple[np.ndarray, ...]:
         """By variable, float64 [choices] of its own time."""
-        return self._tables.seconds
+        return self._tables[0]
 
     @property
     def bytes(self) -> tuple[np.ndarray, ...]:
         """By variable, float64 [choices] of memory that a rank keeps."""
-        return self._tables.bytes
+        return self._tables[1]
 
     @property
     def links(self) -> tuple[Factor, ...]:
         """Tables of seconds over two variables, in the order of `linked`."""
-        return self._tables.links
+        return self._tables[2]
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -208,7 +194,7 @@ class ShardingProblem:
 
     def without_tables(self) -> ShardingProblem:
         """The names and choices alone, which `decision` needs."""
-        return replace(self, linked=(), make=CostTables)
+        return replace(self, linked=(), make=lambda: ((), (), ()))
 
     def restricted(self, keep: Mapping[int, np.ndarray]) -> ShardingProblem:
         """The problem with only some choices of some variables.
@@ -228,7 +214,7 @@ class ShardingProblem:
 
         def tables() -> CostTables:
             links = (f if keep.keys().isdisjoint(f.variables) else cut(f) for f in self.links)
-            return CostTables(part(self.seconds), part(self.bytes), tuple(links))
+            return part(self.seconds), part(self.bytes), tuple(links)
 
         choices = (tuple([c[i] for i in keep[v].tolist()]) if v in keep else c for v, c in enumerate(self.choices))
         return replace(self, choices=tuple(choices), make=tables)

@@ -149,21 +149,9 @@ def _skeleton(all_layouts: tuple[TensorLayout, ...], sizes: tuple[int, ...]) -> 
     return _Skeleton(index, tuple(cuts), tuple(moves))
 
 
-@dataclass(frozen=True, eq=False)
-class _Changes:
-    """Fastest changes between layouts, from row to column; see `ReshardTable`.
-
-    Attributes:
-        seconds: float64 [layouts, layouts].
-        sent_bytes: float64 [layouts, layouts].
-        direct: int64 [layouts, layouts], number of the direct step among the skeleton's moves.
-        following: int64 [layouts, layouts], the layout after the first step.
-    """
-
-    seconds: np.ndarray
-    sent_bytes: np.ndarray
-    direct: np.ndarray
-    following: np.ndarray
+_Changes = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+"""Fastest changes between layouts, from row to column, [layouts, layouts] each: seconds, bytes that a rank sends, the
+number of the direct step among the skeleton's moves, and the layout after the first step."""
 
 
 class ReshardTable:
@@ -188,8 +176,8 @@ class ReshardTable:
         self._skeleton = _skeleton(self.layouts, mesh.sizes)
         self.index = self._skeleton.index
         self.elements = self._sizes()
-        self._changes = _changes(mesh, self._skeleton, item_bytes, tuple(self.elements.tolist()))
-        self.seconds, self.sent_bytes = self._changes.seconds, self._changes.sent_bytes
+        changes = _changes(mesh, self._skeleton, item_bytes, tuple(self.elements.tolist()))
+        self.seconds, self.sent_bytes, self._direct, self._following = changes
 
     def position(self, layout: TensorLayout) -> int:
         """Index of a layout.
@@ -218,8 +206,8 @@ class ReshardTable:
             )
         result = []
         while i != j:
-            k = int(self._changes.following[i, j])
-            kind, axes = self._skeleton.moves[self._changes.direct[i, k]][:2]
+            k = int(self._following[i, j])
+            kind, axes = self._skeleton.moves[self._direct[i, k]][:2]
             result.append(self._step(kind, axes, i, k))
             i = k
         return tuple(result)
@@ -254,24 +242,23 @@ def _changes(mesh: Mesh, skeleton: _Skeleton, item_bytes: float, elements: tuple
     """The fastest changes between layouts with so many elements a rank, the same for all shapes with these."""
     count, held = len(elements), item_bytes * np.asarray(elements)
     direct, following = np.zeros((count, count), dtype=np.int64), np.tile(np.arange(count), (count, 1))
-    changes = _Changes(np.full((count, count), math.inf), np.zeros((count, count)), direct, following)
-    np.fill_diagonal(changes.seconds, 0.0)
+    fastest_s, sent_bytes = np.full((count, count), math.inf), np.zeros((count, count))
+    np.fill_diagonal(fastest_s, 0.0)
     for number, (kind, axes, rows, columns) in enumerate(skeleton.moves):  # steps of a kind are priced together
         seconds = sent = np.zeros(len(rows))
         if kind is not None:
             ranks = mesh.ranks_along(axes)
             payload = _payload(kind, ranks, held[rows], held[columns])
             seconds, sent = mesh.seconds(kind, axes, payload), moved_bytes(kind, payload, ranks)
-        better = seconds < changes.seconds[rows, columns]
+        better = seconds < fastest_s[rows, columns]
         at = rows[better], columns[better]
-        changes.seconds[at], changes.sent_bytes[at], changes.direct[at] = seconds[better], sent[better], number
-    _join(changes)
-    return changes
+        fastest_s[at], sent_bytes[at], direct[at] = seconds[better], sent[better], number
+    _join(fastest_s, sent_bytes, following)
+    return fastest_s, sent_bytes, direct, following
 
 
-def _join(changes: _Changes) -> None:
+def _join(seconds: np.ndarray, sent: np.ndarray, following: np.ndarray) -> None:
     """All-pairs shortest paths by Floyd and Warshall, a row and a column at a time: O(layouts ** 3) in numpy."""
-    seconds, sent, following = changes.seconds, changes.sent_bytes, changes.following
     limit_s, count = seconds * (1 - _ROUNDING), len(seconds)
     through, shorter = np.empty_like(seconds), np.empty(seconds.shape, dtype=bool)
     for k in range(count):

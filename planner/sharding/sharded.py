@@ -15,10 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.errors import InfeasibleError, UsageError
-from planner.operators import needs_gradient
 from planner.sharding.inner import InnerCosts, trained_parameters
 from planner.sharding.inner_points import InnerPoint, point
-from planner.sharding.layout import REPLICATED, TensorLayout, shard_elements
+from planner.sharding.layout import REPLICATED, TensorLayout
 from planner.sharding.problem import Choice, rest_of
 from planner.sharding.resting import Boundaries, Boundary, canonical_layout
 
@@ -71,9 +70,6 @@ class ShardedCosts:
         waiting_bytes: [n] bytes that stay until the second half of a split backward.
         checkpoint_bytes: [n] bytes of the input tensors, which recomputation keeps.
         held: by block, its parameters and kept storages: those it has alone, and those it shares with others.
-        boundary_bytes: [n + 1] bytes of the tensors that cross each boundary. Replicated ones are on every rank, so the
-            ranks may share the sending and gather on the other side.
-        gradient_boundary_bytes: [n + 1] bytes of their gradients.
         workspace_bytes: [n] transient bytes.
     """
 
@@ -91,8 +87,6 @@ class ShardedCosts:
     waiting_bytes: np.ndarray
     checkpoint_bytes: np.ndarray
     held: tuple[BlockState, ...]
-    boundary_bytes: np.ndarray
-    gradient_boundary_bytes: np.ndarray
     workspace_bytes: np.ndarray
 
     @property
@@ -161,7 +155,7 @@ def _picked(
     costs: InnerCosts, sets: Sequence[tuple[InnerPoint, ...]], prices: Sequence[float]
 ) -> list[tuple[InnerPoint, ...]]:
     """The points that all blocks pick, at each pair of prices of weights and of kept activations."""
-    steps = max(1, costs.options.micro_batches)
+    steps = max(1, costs.setting.micro_batches)
     figures = [
         np.asarray(
             [[p.forward_s + p.backward_s + p.step_s / steps, p.parameter_elements, p.saved_bytes] for p in points]
@@ -195,7 +189,7 @@ class _ChainCosts:
         """Weights and storages of block b that a rank holds at a point."""
         block, trained = self._costs.blocks[b], trained_parameters(self._graph)
         shared = block.shared
-        if self._costs.options.options.dealing:  # `whole_on` tells parameters apart
+        if self._costs.setting.options.dealing:  # `whole_on` tells parameters apart
             shared = {**shared, **{name: block.named_as(name) for name, _ in point.weights}}
         key = id(point), tuple(shared)
         if key not in self._known:
@@ -211,12 +205,6 @@ class _ChainCosts:
         named = tuple((shared[name], size) for name, size in saved)
         return BlockState(elements, tuple(parameters.items()), saved_bytes, named)
 
-    def _crossing_bytes(self, layouts: Mapping[str, TensorLayout], *, gradients: bool) -> np.ndarray:
-        """Bytes on a rank of the tensors that cross each boundary, or of their gradients, float64 [n + 1]."""
-        flows = needs_gradient(self._graph)
-        kept = ((name, layout) for name, layout in layouts.items() if not gradients or name in flows)
-        return self._costs.chain.boundary_sums({name: _tensor_bytes(self._costs, name, each) for name, each in kept})
-
     def arrays(
         self,
         boundaries: Boundaries,
@@ -224,13 +212,11 @@ class _ChainCosts:
         choices: Iterable[tuple[InnerPoint, ...]],
     ) -> list[ShardedCosts]:
         """The costs of some choices of a point for each block, for given layouts of the tensors between blocks."""
-        crossing = self._crossing_bytes(layouts, gradients=False)
-        gradients = self._crossing_bytes(layouts, gradients=True)
-        return [self._arrays(boundaries, layouts, crossing, gradients, picked) for picked in choices]
+        return [self._arrays(boundaries, layouts, picked) for picked in choices]
 
     def _whole_on(self, picked: Sequence[InnerPoint]) -> dict[str, tuple[int, ...]]:
         """By parameter, the axes that deal out samples or steps and replicate it in all blocks that read it."""
-        dealing, axes_of = self._costs.options.options.dealing, dict[str, tuple[int, ...]]()
+        dealing, axes_of = self._costs.setting.options.dealing, dict[str, tuple[int, ...]]()
         trained = trained_parameters(self._graph)
         for pick, block in zip(picked, self._costs.blocks, strict=True) if dealing else ():
             for weight, _ in pick.weights:
@@ -241,12 +227,7 @@ class _ChainCosts:
         return axes_of
 
     def _arrays(
-        self,
-        boundaries: Boundaries,
-        layouts: Mapping[str, TensorLayout],
-        crossing: np.ndarray,
-        gradients: np.ndarray,
-        picked: tuple[InnerPoint, ...],
+        self, boundaries: Boundaries, layouts: Mapping[str, TensorLayout], picked: tuple[InnerPoint, ...]
     ) -> ShardedCosts:
         held = tuple(self._held(b, p) for b, p in enumerate(picked))
         elements = [block.parameter_elements + sum(size for _, size in block.parameters) for block in held]
@@ -257,15 +238,13 @@ class _ChainCosts:
             parameter_elements=np.array(elements),
             whole_on=self._whole_on(picked),
             held=held,
-            boundary_bytes=crossing,
-            gradient_boundary_bytes=gradients,
             **{name: np.array([getattr(p, name) for p in picked]) for name in _OF_POINTS},
         )
 
 
 def canonical_layouts(costs: InnerCosts, boundaries: Boundaries) -> dict[str, TensorLayout]:
     """Layout of each tensor that crosses a boundary, under a boundary layout that is not free."""
-    sizes, padded = costs.mesh.sizes, costs.options.options.padded
+    sizes, padded = costs.mesh.sizes, costs.setting.options.padded
     tensors = {name: costs.graph.tensors[name] for name in sorted(costs.chain.crossing_tensors)}
     return {name: canonical_layout(tensor, boundaries, sizes, padded=padded) for name, tensor in tensors.items()}
 
@@ -284,13 +263,6 @@ def held_parameters(
         for name, elements in trained.get(tensor, ()):
             held[name] = max(held.get(name, 0.0), part * elements)
     return held
-
-
-def _tensor_bytes(costs: InnerCosts, name: str, layout: TensorLayout) -> float:
-    """Bytes of a boundary tensor on one rank."""
-    tensor = costs.graph.tensors[name]
-    item_bytes = costs.options.item_bytes if tensor.dtype.is_float else tensor.dtype.bits / 8
-    return item_bytes * shard_elements(tensor.shape, layout, costs.mesh.sizes)
 
 
 def decided_costs(costs: InnerCosts, decisions: Sequence[Mapping[str, Choice] | None]) -> ShardedCosts:

@@ -14,9 +14,10 @@ from planner.schedules import get, names
 from planner.solvers.critical_path import critical_s
 from planner.solvers.types import Judge, Measure
 from planner.space import evaluate
+from planner.space.configuration import KEEP_ALL, RecomputeChoice
 from planner.space.evaluate_many import evaluate_many
 from planner.space.limits import forbidden_choices
-from planner.space.recompute_choices import RecomputeChoice, recompute_choices
+from planner.space.recompute_choices import recompute_choices
 from planner.space.types import BlockCosts, Candidate, Configuration, Evaluation, Job, StageChoice
 
 SAME = 1e-9
@@ -193,7 +194,7 @@ def _without_zero(decision: Configuration) -> Configuration:
 def _without_recompute(decision: Configuration) -> Configuration:
     return dataclasses.replace(
         decision,
-        stages=tuple(dataclasses.replace(stage, **RecomputeChoice()._asdict()) for stage in decision.stages),
+        stages=tuple(dataclasses.replace(stage, **KEEP_ALL._asdict()) for stage in decision.stages),
     )
 
 
@@ -272,7 +273,7 @@ def _excess(evaluation: Evaluation) -> float:
 def _trivial_plans(costs: BlockCosts, cluster: Cluster, job: Job) -> Iterator[tuple[str, Configuration]]:
     """(label, decision) of the trivial plans on single devices, with each plain choice of recomputation."""
     blocks, batches = len(costs.parameter_elements), job.global_batch // costs.micro_batch
-    devices = min(job.devices or cluster.device_count, cluster.device_count)
+    devices = job.devices_of(cluster)
     schedule = plain_schedule(job)
     replicas = max(r for r in range(1, devices + 1) if batches % r == 0)
     for recompute_choice in recompute_choices(job.recompute):
@@ -295,7 +296,7 @@ def _trivial_plans(costs: BlockCosts, cluster: Cluster, job: Job) -> Iterator[tu
 def _even_splits(costs: BlockCosts, cluster: Cluster, job: Job) -> Iterator[Configuration]:
     """Pipelines of about equal stages on all devices, one replica per stage and copy, as Megatron-LM users write."""
     batches, ranks = job.global_batch // costs.micro_batch, costs.ranks
-    groups = min(job.devices or cluster.device_count, cluster.device_count) // ranks
+    groups = job.devices_of(cluster) // ranks
     seconds = np.cumsum((costs.forward_s + costs.backward_s).min(axis=0))
     for count in (n for n in range(1, min(groups, len(seconds)) + 1) if groups % n == 0):
         copies = groups // count
@@ -306,5 +307,5 @@ def _even_splits(costs: BlockCosts, cluster: Cluster, job: Job) -> Iterator[Conf
         for zero, recompute_choice in itertools.product(
             sorted(set(job.zero), reverse=True), recompute_choices(job.recompute)
         ):
-            stages = tuple(costs.stage(start, stop, 1, *recompute_choice) for start, stop in itertools.pairwise(bounds))
+            stages = tuple(costs.stage(start, stop, 1, recompute_choice) for start, stop in itertools.pairwise(bounds))
             yield Configuration(stages, copies, costs.micro_batch, batches // copies, plain_schedule(job), zero)

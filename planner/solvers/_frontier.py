@@ -15,10 +15,10 @@ from planner.hardware.types import Cluster
 from planner.memory import fits
 from planner.solvers._candidates import SAME
 from planner.solvers._objectives import Objective
-from planner.solvers._relaxation import CopyResources, FeasibilityTest
+from planner.solvers._relaxation import FeasibilityTest
 from planner.solvers.critical_path import BoundedProblem
-from planner.solvers.types import Floors, Key, Refinement
 from planner.space.formulate import ALL_DIVISORS_UP_TO, Formulator
+from planner.space.pricer import FloorKey, Floors, Refinement
 from planner.space.problem import StageProblem, alike, least_of
 from planner.space.ranges import Ranges
 from planner.space.types import BlockCosts, Job
@@ -93,12 +93,12 @@ class UnpricedShardings:
     Attributes:
         bound_s: lower bound on the time of any decision with them.
         floor: lower bound on their costs.
-        key: identifies the family (`Shardings.refine`).
+        key: identifies the family (`Pricer.refine`).
     """
 
     bound_s: float
     floor: BlockCosts
-    key: Key
+    key: FloorKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,30 +123,12 @@ class OpenProblem:
         return max(self.task.bound_s, self.bounded.bound_s)
 
 
-@dataclass(slots=True, eq=False)
-class _Reach:
-    """Times that the decisions of a problem are known not to reach, and those that they may.
-
-    Attributes:
-        costs: the problem's costs, kept since their identity names the problem.
-        impossible_s: longest time known to be out of reach.
-        possible_s: shortest time that no test ruled out.
-    """
-
-    costs: BlockCosts
-    impossible_s: float = -math.inf
-    possible_s: float = math.inf
-
-    def note(self, time_s: float, *, possible: bool) -> None:
-        """Remember the outcome of a test."""
-        if possible:
-            self.possible_s = time_s
-        else:
-            self.impossible_s = time_s
-
-
 _ReachKey = tuple[int, int, int, str, int, int]
 """Micro-batch, copies, devices of a copy, schedule, ZeRO stage, identity of the costs."""
+
+_Reach = tuple[BlockCosts, float, float]
+"""A problem's costs, kept since their identity names it; longest time known to be out of reach, shortest that is not.
+"""
 
 _MOST_TESTS = 8
 """Feasibility tests that are kept at a time; each holds a few arrays over all ranges of blocks."""
@@ -162,7 +144,7 @@ class Frontier:
         objective: the time that bounds speak of.
         priced: costs with one device per replica, by micro-batch size.
         unpriced: floors of unpriced shardings with their keys.
-        refine: prices the shardings of a floor (`Shardings.refine`); returns None if that is not worth it.
+        refine: prices the shardings of a floor (`Pricer.refine`); returns None if that is not worth it.
         first: costs whose problems come before all others.
         least: by micro-batch size, key of a floor and a lower bound in seconds, lower bound on the costs of shardings
             that are not among the priced ones of the floor; None if there are none or no bound depends on them.
@@ -180,9 +162,9 @@ class Frontier:
         objective: Objective,
         priced: Sequence[BlockCosts],
         unpriced: Floors = (),
-        refine: Callable[[int, Key], Refinement | None] | None = None,
+        refine: Callable[[int, FloorKey], Refinement | None] | None = None,
         first: Sequence[BlockCosts] = (),
-        least: Callable[[int, Key, float], BlockCosts | None] = lambda *_: None,
+        least: Callable[[int, FloorKey, float], BlockCosts | None] = lambda *_: None,
     ) -> None:
         self._formulator, self._cluster, self._job = formulator, cluster, job
         self._refine, self._least_of = refine, least
@@ -208,7 +190,7 @@ class Frontier:
         if first:
             self._heap, self._after_first = self._after_first, self._heap
 
-    def _add_unpriced(self, floor: BlockCosts, key: Key, least_s: float = 0.0) -> None:
+    def _add_unpriced(self, floor: BlockCosts, key: FloorKey, least_s: float = 0.0) -> None:
         bound_s = min((group.bound_s for group in self._groups((floor,))), default=math.inf)
         self._push(UnpricedShardings(max(bound_s, least_s), floor, key), tight=False)
 
@@ -296,14 +278,16 @@ class Frontier:
     def may_reach(self, task: SearchTask, costs: BlockCosts, time_s: float) -> bool:
         """False if simple bounds show that no decision of a problem takes less than a time, wherever its stages lie."""
         key: _ReachKey = task.micro_batch, task.copies, task.slice_devices, task.schedule, task.zero, id(costs)
-        known = self._reach.setdefault(key, _Reach(costs))
-        if known.impossible_s < time_s < known.possible_s:
+        _, impossible_s, possible_s = self._reach.get(key, (costs, -math.inf, math.inf))
+        if impossible_s < time_s < possible_s:
             if key not in self._tests:
                 if len(self._tests) == _MOST_TESTS:
                     self._tests.clear()
                 self._tests[key] = self.feasibility(task, costs)
-            known.note(time_s, possible=self._tests[key].possible(time_s))
-        return time_s >= known.possible_s
+            possible = self._tests[key].possible(time_s)
+            self._reach[key] = (costs, impossible_s, time_s) if possible else (costs, time_s, possible_s)
+            return possible
+        return time_s >= possible_s
 
     def feasibility(self, task: SearchTask, costs: BlockCosts) -> FeasibilityTest:
         """The test of which times a problem can reach, wherever its stages lie."""
@@ -315,7 +299,9 @@ class Frontier:
             for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.END)
         )
         counts = np.asarray(replicas)
-        resources = CopyResources(
+        return FeasibilityTest(
+            needs=self._formulator.needs(costs, task.zero),
+            objective=self._objective,
             schedule=task.schedule,
             devices=task.slice_devices,
             micro_batches=batches,
@@ -326,7 +312,6 @@ class Frontier:
             update_share=1 / (task.copies * counts) if recipe_of(task.zero).optimizer else np.ones(len(counts)),
             overlap=self._formulator.overlap,
         )
-        return FeasibilityTest(self._formulator.needs(costs, task.zero), resources, self._objective)
 
     def _tightened(self, entries: Sequence[ProblemGroup], low_s: float, cutoff_s: float) -> tuple[float, bool]:
         """Raise the bound of some problems by bisection: (bound, True if it cannot be raised further this way).
@@ -386,7 +371,7 @@ class Frontier:
 
     def _any_fits(self, costs: BlockCosts, alone: Ranges, zero: int) -> bool:
         """True if each block fits the largest device alone and all fit in the allowed number of stages."""
-        largest, most_stages = max(d.usable_bytes for d in self._cluster.devices), self._max_stages()
+        largest, most_stages = self._cluster.largest_bytes, self._max_stages()
         if most_stages < math.inf:
             holds = fits(self._formulator.least_bytes(self._formulator.ranges(costs), costs, zero), largest)
             return _fewest_stages(np.triu(holds)) <= most_stages

@@ -9,7 +9,8 @@ from planner.hardware.types import Cluster
 from planner.solvers._candidates import TrivialPlans
 from planner.solvers._frontier import compute_s
 from planner.solvers.sizes import any_block_fits
-from planner.solvers.types import CostsFor, Floors, Key, Refinement, Shardings
+from planner.solvers.types import CostsFor
+from planner.space.pricer import FloorKey, Floors, Pricer, Refinement
 from planner.space.types import BlockCosts
 
 
@@ -21,10 +22,10 @@ class KnownCosts:
         refined: what floors were refined to, by micro-batch size and key.
     """
 
-    def __init__(self, shardings: Shardings | None) -> None:
+    def __init__(self, shardings: Pricer | None) -> None:
         self._shardings = shardings
         self.by_size: dict[int, dict[int, BlockCosts]] = {}
-        self.refined: dict[tuple[int, Key], Refinement] = {}
+        self.refined: dict[tuple[int, FloorKey], Refinement] = {}
 
     def add(self, micro_batch: int, costs: Sequence[BlockCosts]) -> None:
         """Make shardings known to the judge."""
@@ -59,7 +60,7 @@ class KnownCosts:
             trivial.add(costs)
         return priced, math.inf
 
-    def refine(self, micro_batch: int, key: Key) -> Refinement:
+    def refine(self, micro_batch: int, key: FloorKey) -> Refinement:
         """Price the shardings of a floor, once."""
         if self._shardings is not None and (micro_batch, key) not in self.refined:
             self.refined[micro_batch, key] = _, priced = self._shardings.refine(micro_batch, key)
@@ -82,8 +83,8 @@ class KnownCosts:
             cluster: the cluster.
             limit_s: seconds of a micro-batch from which on a floor is too slow.
         """
-        by_size: list[tuple[BlockCosts, Key]] = []
-        ended, any_slow, shardings = set[Key](), False, self._shardings
+        by_size: list[tuple[BlockCosts, FloorKey]] = []
+        ended, any_slow, shardings = set[FloorKey](), False, self._shardings
         if shardings is None:
             return by_size, any_slow
         for size in sizes:

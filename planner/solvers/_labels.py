@@ -97,21 +97,8 @@ class _Labels:
         return _Labels(*(np.concatenate([getattr(b, name) for b in batches]) for name in _COLUMNS))
 
 
-@dataclass(frozen=True, eq=False)
-class _NewFirstStages:
-    """New first stages, one per suffix (`rows`) that they are put before; `at` is the device where they begin."""
-
-    rows: np.ndarray
-    at: np.ndarray
-    forward_s: np.ndarray
-    work_s: np.ndarray
-    end_s: np.ndarray
-
-    def take(self, rows: np.ndarray) -> _NewFirstStages:
-        """Some of the stages."""
-        return _NewFirstStages(
-            self.rows[rows], self.at[rows], self.forward_s[rows], self.work_s[rows], self.end_s[rows]
-        )
+_NewFirstStages = tuple[np.ndarray, ...]
+"""By new first stage: suffix that it is put before, device where it begins, forward, work and end in seconds."""
 
 
 _COLUMNS = tuple(_Labels.__dataclass_fields__)
@@ -142,7 +129,7 @@ class LabelSearch:
         self._problem, self._prices, self._relaxation = problem, prices, relaxation
         self._cutoff_s, self._tolerance_s = cutoff_s, tolerance_s
         self._objective = relaxation.objective
-        self._stops = longest(problem, prices, relaxation.objective, cutoff_s)
+        self._stops = longest(problem, relaxation.objective, cutoff_s)
         self._contexts = contexts(problem)
         self._pins = Pins.of(problem)
         n = problem.blocks
@@ -244,7 +231,7 @@ class LabelSearch:
         least = self._objective.prepended_bound(self._suffix(rows), work + self._prices.transfer_s[o, at, i], forward)
         bound = self._objective.bound_s(least, relaxed.before(i, at))
         (good,) = (bound < self._cutoff_s).nonzero()
-        return _NewFirstStages(rows, at, forward, work, end).take(good) if len(good) else None
+        return tuple(column[good] for column in (rows, at, forward, work, end)) if len(good) else None
 
     def _suffix(self, rows: np.ndarray) -> Suffix:
         return Suffix(*(self._columns[name][rows] for name in ("work_s", "reach_s", "pace_s", "end_s")))
@@ -252,33 +239,32 @@ class LabelSearch:
     def _with_link_classes(self, i: int, o: int, new_stages: _NewFirstStages) -> list[_Labels]:
         """One copy of each label per link class that may lead into its first stage."""
         problem, columns = self._problem, self._columns
+        rows, at, forward_s, work_s, end_s = new_stages
         if i:
-            at = new_stages.at
             begin, count = self._contexts.first[at], self._contexts.first[at + 1] - self._contexts.first[at]
             source = np.repeat(np.arange(len(at)), count)
             context = np.arange(len(source)) - np.repeat(np.cumsum(count) - count, count) + begin[source]
             link = self._contexts.link[context, o]
-            new_stages = new_stages.take(source)
+            rows, at, forward_s, work_s, end_s = (column[source] for column in new_stages)
             receive, back = problem.receive_s[link, i], problem.return_s[link, i]
         else:
-            context, receive, back = np.zeros(len(new_stages.rows), dtype=np.int64), np.zeros(1), np.zeros(1)
-        rows, r = new_stages.rows, int(problem.replicas[o])
-        passing = columns["passing"][rows]
+            context, receive, back = np.zeros(len(rows), dtype=np.int64), np.zeros(1), np.zeros(1)
+        r, passing = int(problem.replicas[o]), columns["passing"][rows]
         stage = NewStage(
             replicas=r,
             turns=problem.micro_batches // r,
             first=i == 0,
-            forward_s=new_stages.forward_s + receive,
-            backward_s=new_stages.work_s - new_stages.forward_s + back,
-            work_s=new_stages.work_s + (receive + back),
-            end_s=new_stages.end_s,
+            forward_s=forward_s + receive,
+            backward_s=work_s - forward_s + back,
+            work_s=work_s + (receive + back),
+            end_s=end_s,
             later_s=columns["work_s"][rows],
             in_flight=problem.in_flight[o, passing],
             filling=problem.filling[o, passing],
         )
         last = columns["position"][rows] == problem.blocks
         tied = np.where(last, problem.tied_class[o], columns["tied"][rows])
-        before, batches = self._relaxation.before(i, new_stages.at), []
+        before, batches = self._relaxation.before(i, at), []
         grown = self._objective.prepended(self._suffix(rows), stage, columns["promise"][rows], before, self._counts)
         for promise, suffix, useful in grown:
             bound = self._objective.bound_s(suffix, before)

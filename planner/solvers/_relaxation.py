@@ -47,33 +47,20 @@ class Relaxation:
         return Prefix(self.path_s[i, at], self.delay_s[i, at], self.slowest_s[i, at])
 
 
-@dataclass(frozen=True, eq=False)
-class Band:
-    """Numbers of devices before each cut that a cutoff allows, by compute alone.
-
-    Attributes:
-        first: int64 [n + 1], fewest devices before a cut at p.
-        last: int64 [n + 1], most devices before it.
-    """
-
-    first: np.ndarray
-    last: np.ndarray
-
-
-def band(problem: StageProblem, prices: StagePrices, objective: Objective, cutoff_s: float) -> Band:
-    """The band of a cutoff; O(n)."""
-    total = float(prices.least_s[-1])
+def band(problem: StageProblem, objective: Objective, cutoff_s: float) -> tuple[np.ndarray, np.ndarray]:
+    """int64 [n + 1] each: fewest and most devices before a cut at p that a cutoff allows, by compute alone; O(n)."""
+    total = float(problem.least_s[-1])
     if math.isinf(cutoff_s):
-        zeros = np.zeros(len(prices.least_s), dtype=np.int64)
-        return Band(zeros, zeros + problem.slice_devices)
-    before, after = prices.least_s, total - prices.least_s
+        zeros = np.zeros(len(problem.least_s), dtype=np.int64)
+        return zeros, zeros + problem.slice_devices
+    before, after = problem.least_s, total - problem.least_s
 
     def devices(compute: np.ndarray) -> np.ndarray:
         available = objective.available_s(cutoff_s, total, compute)
         least = np.divide(problem.micro_batches * compute, available, out=np.zeros_like(compute), where=compute > 0)
         return np.asarray(np.ceil(least * (1 - 1e-9) - 1e-9), dtype=np.int64)
 
-    return Band(devices(before), problem.slice_devices - devices(after))
+    return devices(before), problem.slice_devices - devices(after)
 
 
 def relax(problem: StageProblem, prices: StagePrices, objective: Objective, cutoff_s: float) -> Relaxation:
@@ -81,15 +68,15 @@ def relax(problem: StageProblem, prices: StagePrices, objective: Objective, cuto
     n, width = problem.blocks, problem.slice_devices
     parts = Prefix(*(np.full((n + 1, width + 1), np.inf) for _ in range(3)))
     parts.path_s[0] = parts.delay_s[0] = parts.slowest_s[0] = 0.0
-    limits = band(problem, prices, objective, cutoff_s)
-    stops = longest(problem, prices, objective, cutoff_s)
-    pruning = _Pruning(objective, limits, most_passing(problem.replicas, problem.passing, width), stops, cutoff_s)
+    fewest, most = band(problem, objective, cutoff_s)
+    stops = longest(problem, objective, cutoff_s)
+    pruning = _Pruning(objective, most, most_passing(problem.replicas, problem.passing, width), stops, cutoff_s)
     by_replicas = [np.flatnonzero(problem.replicas == count) for count in np.unique(problem.replicas)]
     most_stages, fewest_stages = problem.max_stages or n, np.full(n + 1, n)
     fewest_stages[0] = 0
     for i in range(n):
         live = np.flatnonzero(np.isfinite(parts.delay_s[i]))
-        live = live[(live >= limits.first[i]) & (live <= limits.last[i])]
+        live = live[(live >= fewest[i]) & (live <= most[i])]
         if len(live) and fewest_stages[i] < most_stages:
             nearest = i + 1 if fewest_stages[i] + 1 < most_stages else n
             np.minimum(fewest_stages[nearest:], fewest_stages[i] + 1, out=fewest_stages[nearest:])
@@ -99,17 +86,17 @@ def relax(problem: StageProblem, prices: StagePrices, objective: Objective, cuto
     return Relaxation(objective, parts.path_s, parts.delay_s, parts.slowest_s)
 
 
-def longest(problem: StageProblem, prices: StagePrices, objective: Objective, cutoff_s: float) -> np.ndarray:
+def longest(problem: StageProblem, objective: Objective, cutoff_s: float) -> np.ndarray:
     """int64 [R, n], end (exclusive) of the longest stage from block i with replicas[o] that stays below a cutoff."""
     stops = np.full((len(problem.replicas), problem.blocks), problem.blocks)
     if math.isinf(cutoff_s):
         return stops
-    total, before = float(prices.least_s[-1]), prices.least_s[:-1]
+    total, before = float(problem.least_s[-1]), problem.least_s[:-1]
     for o, replicas in enumerate(problem.replicas.tolist()):
         longest_s = before + objective.longest_s(cutoff_s, total, before, problem.micro_batches // replicas) * (
             1 + 1e-9
         )
-        stops[o] = np.minimum(problem.blocks, np.searchsorted(prices.least_s, longest_s, side="right") - 1)
+        stops[o] = np.minimum(problem.blocks, np.searchsorted(problem.least_s, longest_s, side="right") - 1)
     return stops
 
 
@@ -140,14 +127,14 @@ class _Pruning:
 
     Attributes:
         objective: the time that is bounded.
-        limits: devices before each cut.
+        most: int64 [n + 1], most devices before each cut.
         passing: most micro-batches that pass a stage, by the device where it ends (`most_passing`).
         stops: ends of the longest stages (`longest`).
         cutoff_s: decisions at or above it are ignored, in seconds.
     """
 
     objective: Objective
-    limits: Band
+    most: np.ndarray
     passing: np.ndarray
     stops: np.ndarray
     cutoff_s: float
@@ -187,7 +174,7 @@ def _extend(
     receive, back, transfer = (t[o, at, i][..., None] for t in (prices.receive_s, prices.return_s, prices.transfer_s))
     places = slice(low, high + 1)
     before = Prefix(*(part[i, places][:, None] for part in (parts.path_s, parts.delay_s, parts.slowest_s)))
-    later_s = (prices.least_s[-1] - prices.least_s[nearest : stop + 1])[None, :]
+    later_s = (problem.least_s[-1] - problem.least_s[nearest : stop + 1])[None, :]
     fits = np.isfinite(work + transfer)
     work, transfer = np.where(fits, work, 0.0), np.where(fits, transfer, 0.0)
     stage = NewStage(
@@ -205,7 +192,7 @@ def _extend(
     delay = np.maximum(before.delay_s, before.path_s + end) + stage.work_s
     slowest = pruning.objective.slowest_s(stage, before)
     beaten = pruning.objective.total_s(delay + later_s, slowest) >= pruning.cutoff_s
-    beaten |= ~fits | ((starts + r[:, None])[..., None] > np.minimum(pruning.limits.last[nearest : stop + 1], width))
+    beaten |= ~fits | ((starts + r[:, None])[..., None] > np.minimum(pruning.most[nearest : stop + 1], width))
     beaten |= np.arange(nearest, stop + 1) > pruning.stops[options, i][:, None, None]
     if beaten.all():
         return
@@ -222,11 +209,13 @@ _ROUNDING = 1e-9
 """Relative slack for rounding when a cutoff is tested."""
 
 
-@dataclass(frozen=True, eq=False)
-class CopyResources:
-    """Devices, micro-batches and exchange costs of one copy of the pipeline.
+@dataclass(eq=False)
+class FeasibilityTest:
+    """Tests whether a problem may have a decision below a cutoff; O(R n^2) to prepare for any number of cutoffs.
 
     Attributes:
+        needs: lower bounds on time and memory of stages.
+        objective: the time that decisions are compared by.
         schedule: name of the schedule.
         devices: devices of the copy.
         micro_batches: micro-batches of the copy.
@@ -239,6 +228,8 @@ class CopyResources:
         overlap: fraction of a pass behind which its exchanges hide, and of a backward behind which the others do.
     """
 
+    needs: StageNeeds
+    objective: Objective
     schedule: str
     devices: int
     micro_batches: int
@@ -249,34 +240,29 @@ class CopyResources:
     update_share: np.ndarray
     overlap: float
 
-
-class FeasibilityTest:
-    """Tests whether a problem may have a decision below a cutoff; O(R n^2) to prepare for any number of cutoffs."""
-
-    def __init__(self, needs: StageNeeds, resources: CopyResources, objective: Objective) -> None:
-        self._needs, self._resources = needs, resources
-        column = (slice(None), None, None)
-        turns = resources.micro_batches // resources.replicas[column]
-        sync_s = resources.sync_s[column] + resources.sync_s_per_element[column] * needs.elements
+    def __post_init__(self) -> None:
+        needs, column = self.needs, (slice(None), None, None)
+        turns = self.micro_batches // self.replicas[column]
+        sync_s = self.sync_s[column] + self.sync_s_per_element[column] * needs.elements
         sync_s = np.where(needs.elements > 0, sync_s, 0.0)
-        step_s = resources.update_share[column] * needs.update_s
-        end_s = np.maximum(sync_s - resources.overlap * needs.hiding_s, 0.0) + step_s
-        self._least_s = objective.reach_s(turns, needs, list(self._turns_s()), end_s)
-        tables = warm_up_tables(resources.schedule, resources.replicas, resources.devices, resources.micro_batches)
+        step_s = self.update_share[column] * needs.update_s
+        end_s = np.maximum(sync_s - self.overlap * needs.hiding_s, 0.0) + step_s
+        self._least_s = self.objective.reach_s(turns, needs, list(self._turns_s()), end_s)
+        tables = warm_up_tables(self.schedule, self.replicas, self.devices, self.micro_batches)
         self._in_flight, passing, self._filling = tables
         kept, which = np.unique(self._in_flight, return_inverse=True)
         self._kept: np.ndarray = np.asarray(which).reshape(self._in_flight.shape)
         self._fitting = needs.first_blocks(kept)
         self._passing = np.zeros(0, dtype=np.int64)
-        if objective.counts_passing:
-            self._passing = most_passing(resources.replicas, passing, resources.devices)[::-1]
+        if self.objective.counts_passing:
+            self._passing = most_passing(self.replicas, passing, self.devices)[::-1]
 
     def _turns_s(self) -> Iterator[np.ndarray]:
         """[R or 1, n, n] least seconds of one micro-batch in a stage, by choice of recomputation.
 
         A pass takes its work and the part of its exchanges that this does not hide; both grow with every block.
         """
-        needs, terms, shown = self._needs, self._resources.pass_terms, 1 - self._resources.overlap
+        needs, terms, shown = self.needs, self.pass_terms, 1 - self.overlap
         if terms is None:
             yield from ((needs.plain_s + repeat_s)[None] for repeat_s in needs.repeat_s)
             return
@@ -293,14 +279,13 @@ class FeasibilityTest:
         Greedy from the end: for each x, the last x devices take as many blocks as possible, which leaves the fewest
         blocks to the others. The micro-batches in flight follow from x. O(R n (n + devices)).
         """
-        resources, needs = self._resources, self._needs
         limit_s = cutoff_s * (1 + _ROUNDING)
         fast = [first_true(least_s <= limit_s) for least_s in self._least_s]
-        n, options = needs.plain_s.shape[0], np.arange(len(resources.replicas))
-        first = np.full(resources.devices + 1, n)
-        for x in range(int(resources.replicas[0]), resources.devices + 1):
-            count = int(np.searchsorted(resources.replicas, x, side="right"))
-            o, behind = options[:count], x - resources.replicas[:count]
+        n, options = self.needs.plain_s.shape[0], np.arange(len(self.replicas))
+        first = np.full(self.devices + 1, n)
+        for x in range(int(self.replicas[0]), self.devices + 1):
+            count = int(np.searchsorted(self.replicas, x, side="right"))
+            o, behind = options[:count], x - self.replicas[:count]
             last = first[behind] - 1
             kept = self._kept[o, np.minimum(behind, self._kept.shape[1] - 1)]
             start = functools.reduce(
@@ -316,9 +301,9 @@ class FeasibilityTest:
 
     def _after_wait(self, o: np.ndarray, last: np.ndarray, behind: np.ndarray, limit_s: float) -> np.ndarray:
         """First block of the longest stages below a time, with their transfers and the wait for the first gradient."""
-        needs = self._needs
+        needs = self.needs
         later_s = needs.whole_s - np.append(needs.before_s, needs.whole_s)[last + 1]
         filling = self._filling[o, self._passing[behind]]
         wait_s = np.maximum(later_s[:, None] - filling[:, None] * needs.forward_s[last], 0.0)
-        turns = (self._resources.micro_batches // self._resources.replicas[o])[:, None]
+        turns = (self.micro_batches // self.replicas[o])[:, None]
         return first_true(needs.before_s + turns * (needs.plain_s[last] + needs.transfer_s) + wait_s <= limit_s)

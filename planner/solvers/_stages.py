@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.memory import room_bytes
-from planner.solvers._some_layers import SomeLayers
+from planner.space.layers import Layers
 from planner.space.problem import BY_KIND, BY_OPTION, BY_PLACE, BY_WAY_AND_KIND, StageProblem
+from planner.space.ranges import first_layers_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +142,6 @@ class StagePrices:
             stage with replicas[o] that begins at device a; each the minimum over the possible stages before.
         tied_s: [R, W] least time to sum the gradients of weights that the first and the last block share, for a first
             stage with replicas[o] at a; 0 without shared weights.
-        least_s: [n + 1] prefix sums of each block's forward and backward on its fastest device type.
     """
 
     problem: StageProblem
@@ -149,7 +149,6 @@ class StagePrices:
     return_s: np.ndarray
     transfer_s: np.ndarray
     tied_s: np.ndarray
-    least_s: np.ndarray
 
     def choose(
         self, place: np.ndarray, i: int, j: np.ndarray | slice, in_flight: np.ndarray
@@ -179,12 +178,12 @@ class StagePrices:
                 break
         fits = np.isfinite(repeat)
         lacking = np.nonzero(fits & (repeat > 0))
-        if self.some_layers is not None and len(lacking[0]):
+        if problem.layers is not None and len(lacking[0]):
             last = np.arange(problem.blocks)[j] if isinstance(j, slice) else j
             kinds = kind[0][..., None] if isinstance(j, slice) else kind[0]
             columns = (np.broadcast_to(c, fits.shape)[lacking] for c in (kinds, last, in_flight, resident, room))
             kinds, last, *needs = columns
-            _, seconds = self.some_layers.fewest(kinds, (i, last), tuple(needs), repeat[lacking])
+            _, seconds = self._fewest_layers(problem.layers, kinds, (i, last), tuple(needs), repeat[lacking])
             repeat[lacking] = np.minimum(repeat[lacking], seconds)
         rate = problem.host_byte_per_s[kind[0]]
         move_s = None if moved is None else moved / (rate[..., None] if isinstance(j, slice) else rate)
@@ -192,11 +191,6 @@ class StagePrices:
         backward = problem.backward_s[kind] + np.where(fits, repeat, 0.0)
         both = forward + _with_exchange(problem, backward, problem.exchange_backward_s, at, move_s)
         return forward, np.where(fits, both, np.inf), _exposed(problem, backward, at) + problem.update_s[at]
-
-    @functools.cached_property
-    def some_layers(self) -> SomeLayers | None:
-        """Prices of recomputing the first layers of stages; None where the problem has all layers or none."""
-        return None if self.problem.layers is None else SomeLayers(self.problem, self.problem.layers)
 
     def way(self, place: int, i: int, j: int, in_flight: int) -> tuple[int, int]:
         """The choice of recomputation that `choose` takes for a stage that fits: its index, and the number of layers.
@@ -211,17 +205,74 @@ class StagePrices:
             fits &= in_flight * problem.moved_bytes[:, kind, i, j] <= problem.host_bytes
         way = int(fits.argmax())
         repeat_s = float(problem.repeat_s[way, kind, i, j])
-        if self.some_layers is None or not repeat_s:
+        if problem.layers is None or not repeat_s:
             return way, 0
         needs = tuple(np.array([value]) for value in (in_flight, resident, room))
-        layers, _ = self.some_layers.fewest(np.array([kind]), (i, np.array([j])), needs, np.array([repeat_s]))
+        span, slower_s = (i, np.array([j])), np.array([repeat_s])
+        layers, _ = self._fewest_layers(problem.layers, np.array([kind]), span, needs, slower_s)
         return (len(problem.ways) - 1, int(layers[0])) if layers[0] else (way, 0)
+
+    @functools.cached_property
+    def _freed_bytes(self) -> np.ndarray:
+        """[K, n, layers] most bytes of a micro-batch that a stage frees which begins with a block, up to each layer."""
+        problem, ends = self.problem, np.zeros(0, np.int64) if self.problem.layers is None else self.problem.layers.ends
+        freed = (problem.saved_bytes[0] - problem.saved_bytes[-1])[:, :, ends - 1]
+        inside = ends[None, :] > np.arange(problem.blocks)[:, None]
+        return np.asarray(np.maximum.accumulate(np.where(inside, freed, 0.0), axis=2))
+
+    def _fewest_layers(
+        self,
+        layers: Layers,
+        kind: np.ndarray,
+        span: tuple[int, np.ndarray],
+        needs: tuple[np.ndarray, ...],
+        below_s: np.ndarray,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Fewest layers with which stages fit, and seconds of their recomputation; 0 and infinity where none is found.
+
+        The first way of the problem to recompute is nothing, the last one all layers: what a stage keeps falls with
+        their number.
+
+        Args:
+            layers: of the chain.
+            kind: int64 [stages], the kind of each stage's place.
+            span: the first block of all stages, and the last block of each.
+            needs: [stages] micro-batches in flight, bytes needed beside activations, and bytes offered.
+            below_s: [stages] seconds; slower recomputation is not looked for.
+
+        O(stages log(layers)) at most; mostly the first number tried is the right one.
+        """
+        problem, (first, last) = self.problem, span
+        in_flight, resident_bytes, offered_bytes = needs
+        lacking = (resident_bytes + in_flight * problem.saved_bytes[0][kind, first, last] - offered_bytes) / in_flight
+        before = int(layers.first[first])
+        few, most = np.zeros(len(last), dtype=np.int64), layers.count(first, last + 1) - 1
+        for each in np.unique(kind).tolist():
+            rows = kind == each
+            few[rows] = np.searchsorted(self._freed_bytes[each, first, before:], lacking[rows]) + 1
+        counts, seconds = np.zeros(len(last), dtype=np.int64), np.full(len(last), np.inf)
+        rows = np.flatnonzero(few <= most)
+        while len(rows):
+            kept_from = layers.ends[before + few[rows] - 1]
+            repeat_s = problem.repeat_s[-1][kind[rows], first, kept_from - 1]
+            faster = repeat_s < below_s[rows]
+            rows, kept_from, repeat_s = rows[faster], kept_from[faster], repeat_s[faster]
+            tables = problem.saved_bytes[-1], problem.working_bytes[-1]
+            saved, working = first_layers_bytes(
+                tables, problem.saved_bytes[0], (kind[rows],), (first, last[rows]), kept_from
+            )
+            fits = resident_bytes[rows] + working + in_flight[rows] * saved <= offered_bytes[rows]
+            counts[rows[fits]], seconds[rows[fits]] = few[rows[fits]], repeat_s[fits]
+            rows = rows[~fits]
+            few[rows] += 1
+            rows = rows[few[rows] <= most[rows]]
+        return counts, seconds
 
 
 def stage_prices(problem: StageProblem) -> StagePrices:
     """The prices of a problem's stages; O(R^2 W n)."""
     tied_s = problem.tied_s.min(axis=0) if len(problem.tied_s) else np.zeros(problem.place.shape)
-    return StagePrices(problem, *_least_transfers(problem), tied_s, problem.least_s)
+    return StagePrices(problem, *_least_transfers(problem), tied_s)
 
 
 _At = tuple[np.ndarray, int, np.ndarray | slice]

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from planner.errors import ShardplanError
 from planner.solvers._labels import LabelSearch, Stages
 from planner.solvers._objectives import ClosedForm, Objective
 from planner.solvers._relaxation import Relaxation, relax
 from planner.solvers._stages import StagePrices, split, stage_prices
-from planner.solvers.types import Judge, Solution
+from planner.solvers.types import Judge, Measure, Solution
 from planner.space.problem import StageProblem
 from planner.space.types import Configuration, Evaluation
 
@@ -52,28 +51,25 @@ def solve(problem: StageProblem, judge: Judge, *, cutoff_s: float = math.inf, ke
     parts = split(problem)
     if parts:
         return _best_of(problem, parts, judge, cutoff_s, keep)
-    minimum = minimise(problem, stage_prices(problem), ClosedForm(), cutoff_s, keep)
-    entries = [_judged(problem, judge, stages, seconds, minimum.bound_s) for seconds, stages in minimum.decisions]
-    judged = sorted(filter(None, entries), key=lambda entry: entry[1].iteration_s)
-    bound_s = minimum.bound_s
-    if judged and not problem.tied_elsewhere and not problem.same_layers:
-        bound_s = max(bound_s, judged[0][1].iteration_s - minimum.slack_s)
-    return Solution(tuple(judged), bound_s)
+    found, bound_s, slack_s = minimise(problem, stage_prices(problem), ClosedForm(), cutoff_s, keep)
+    no_more = not problem.tied_elsewhere and not problem.same_layers
+    entries = [
+        judged(problem, judge, stages, _judged_s, bound_s - AGREEMENT * s, s * (1 + AGREEMENT) if no_more else math.inf)
+        for s, stages in found
+    ]
+    decisions = sorted(filter(None, entries), key=lambda entry: entry[1].iteration_s)
+    if decisions and no_more:
+        bound_s = max(bound_s, decisions[0][1].iteration_s - slack_s)
+    return Solution(tuple(decisions), bound_s)
 
 
-@dataclass(frozen=True, slots=True)
-class Minimum:
-    """Result of minimising an objective over one problem.
+def _judged_s(_: Configuration, evaluation: Evaluation) -> float:
+    return evaluation.iteration_s
 
-    Attributes:
-        decisions: (seconds, stages) of complete decisions, best first; empty if none is below the cutoff.
-        bound_s: lower bound on the objective of any decision.
-        slack_s: most by which the first decision may exceed the minimum.
-    """
 
-    decisions: tuple[tuple[float, Stages], ...]
-    bound_s: float
-    slack_s: float
+Minimum = tuple[Sequence[tuple[float, Stages]], float, float]
+"""(seconds, stages) of complete decisions below the cutoff, best first; lower bound on the objective of any decision;
+most by which the first decision may exceed the minimum."""
 
 
 def minimise(
@@ -97,7 +93,7 @@ def minimise(
     Raises:
         ShardplanError: the fronts outgrow memory.
     """
-    bound_s = problem.micro_batches * float(prices.least_s[-1]) / problem.slice_devices
+    bound_s = problem.micro_batches * float(problem.least_s[-1]) / problem.slice_devices
     for upper_s in (cutoff_s,) if relaxed is not None else _rising(bound_s, CUTOFFS, cutoff_s):
         relaxation = relaxed or relax(problem, prices, objective, upper_s)
         if not relaxation.bound_s < upper_s:
@@ -107,9 +103,9 @@ def minimise(
         for ceiling_s in _rising(relaxation.bound_s, CEILINGS, upper_s):
             decisions, slack_s = _search(problem, prices, relaxation, ceiling_s, keep)
             if decisions:
-                return Minimum(tuple(decisions), max(bound_s, decisions[0][0] - slack_s), slack_s)
+                return decisions, max(bound_s, decisions[0][0] - slack_s), slack_s
             bound_s = max(bound_s, ceiling_s - slack_s)
-    return Minimum((), bound_s, 0.0)
+    return (), bound_s, 0.0
 
 
 def _best_of(
@@ -156,29 +152,33 @@ def _search(
     )
 
 
-def _judged(
-    problem: StageProblem, judge: Judge, stages: Stages, seconds: float, bound_s: float
+def judged(
+    problem: StageProblem, judge: Judge, stages: Stages, time_of: Measure, least_s: float, most_s: float
 ) -> tuple[Configuration, Evaluation] | None:
-    """The judge's evaluation, checked against the solver: between the bound and the promised seconds.
+    """The judge's evaluation of what a solver found, checked against what it promised.
 
-    The upper limit is dropped if the judge charges for tied weights that the problem leaves out, or stages recompute
-    more layers than the solver found necessary; None if they then do not fit.
+    None if it does not fit with as many layers recomputed in all stages as one needs (`StageProblem.same_layers`).
+
+    Args:
+        problem: the problem.
+        judge: evaluates decisions.
+        stages: of the decision.
+        time_of: the time that was promised, of a feasible decision.
+        least_s: shortest time that agrees.
+        most_s: longest one; infinite where the judge charges for what the problem leaves out.
+
+    Raises:
+        ShardplanError: the decision does not fit, or takes another time, which is a defect of either.
     """
     decision = problem.decision(stages)
     evaluation = judge(decision)
     if problem.same_layers and not evaluation.feasible:
         return None
-    rounding = AGREEMENT * seconds
-    max_s = math.inf if problem.tied_elsewhere or problem.same_layers else seconds + rounding
-    if not evaluation.feasible or not bound_s - rounding <= evaluation.iteration_s <= max_s:
-        raise contradicted(f"promised {bound_s!r} to {seconds!r} s for {decision}", evaluation, evaluation.iteration_s)
+    seconds = time_of(decision, evaluation) if evaluation.feasible else math.nan
+    if not least_s <= seconds <= most_s:
+        verdict = "; ".join(v.message for v in evaluation.violations) or f"{seconds!r} s"
+        raise ShardplanError(
+            f"the search promised {least_s!r} to {most_s!r} s for {decision}, but the judge says: {verdict}",
+            hint="this is a defect in the planner; please report it with the model and the hardware profile",
+        )
     return decision, evaluation
-
-
-def contradicted(claim: str, evaluation: Evaluation, judged_s: float) -> ShardplanError:
-    """The error of a solver whose claim ("promised 1.0 to 1.2 s for ...") the judge contradicts, a defect of either."""
-    verdict = "; ".join(v.message for v in evaluation.violations) or f"{judged_s!r} s"
-    return ShardplanError(
-        f"the search {claim}, but the judge says: {verdict}",
-        hint="this is a defect in the planner; please report it with the model and the hardware profile",
-    )

@@ -15,10 +15,10 @@ from planner.schedules import Pipeline
 from planner.solvers._objectives import LongestChain
 from planner.solvers._relaxation import Relaxation, relax
 from planner.solvers._stages import StagePrices, split, stage_prices
-from planner.solvers.chain_dp import AGREEMENT, contradicted, minimise
+from planner.solvers.chain_dp import AGREEMENT, judged, minimise
 from planner.solvers.types import Judge, Solution
 from planner.space.problem import StageProblem
-from planner.space.types import Configuration, Evaluation, StageChoice
+from planner.space.types import Configuration, Evaluation
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,13 +130,13 @@ def solve_bounded(bounded_problem: BoundedProblem, judge: Judge, *, keep: int, c
     bound_s = cutoff_s = min(cutoff_s, bounded_problem.cutoff_s)
     while (part := left.lowest(cutoff_s)) is not None:
         left.parts.remove(part)
-        minimum = minimise(part.problem, part.prices, LongestChain(), cutoff_s, keep, part.relaxation)
-        for seconds, stages in minimum.decisions:
-            entry = _judged(part.problem, judge, stages, seconds)
+        found, least_s, _ = minimise(part.problem, part.prices, LongestChain(), cutoff_s, keep, part.relaxation)
+        for seconds, stages in found:
+            entry = judged(part.problem, judge, stages, critical_s, seconds * (1 - AGREEMENT), math.inf)
             if entry is not None:
                 decisions.append((entry, critical_s(*entry) if part.problem.same_layers else seconds))
         decisions = sorted(decisions, key=lambda entry: entry[1])[:keep]
-        bound_s = min(bound_s, minimum.bound_s)
+        bound_s = min(bound_s, least_s)
         cutoff_s = min(cutoff_s, decisions[-1][1]) if len(decisions) == keep else cutoff_s
     return Solution(tuple(entry for entry, _ in decisions), min(bound_s, cutoff_s))
 
@@ -150,20 +150,3 @@ def critical_s(decision: Configuration, evaluation: Evaluation) -> float:
         [t.backward_s + t.return_s for t in terms],
         [t.exposed_sync_s + t.update_s for t in terms],
     )
-
-
-def _judged(
-    problem: StageProblem, judge: Judge, stages: tuple[StageChoice, ...], seconds: float
-) -> tuple[Configuration, Evaluation] | None:
-    """The judge's evaluation, checked: it must be feasible with a critical path no shorter than the solver's.
-
-    None if it does not fit with as many layers recomputed in all stages as one needs (`StageProblem.same_layers`).
-    """
-    decision = problem.decision(stages)
-    evaluation = judge(decision)
-    if problem.same_layers and not evaluation.feasible:
-        return None
-    judged_s = critical_s(decision, evaluation) if evaluation.feasible else -math.inf
-    if judged_s < seconds * (1 - AGREEMENT):
-        raise contradicted(f"found that {decision} takes {seconds!r} s at the least", evaluation, judged_s)
-    return decision, evaluation

@@ -273,9 +273,9 @@ def state_fits(costs: BlockCosts, cluster: Cluster, job: Job) -> bool:
     """False if weights, gradients and optimizer state alone are more than all devices hold together."""
     formats = precision_of(job, cluster)
     held_bytes = formats.weight_bytes + formats.gradient_bytes + optimizer_state_bytes(job.optimizer, formats)
-    groups = min(job.devices or cluster.device_count, cluster.device_count) // costs.ranks
+    groups = job.devices_of(cluster) // costs.ranks
     elements = float(Ranges(costs).elements[0, -1])
-    return bool(fits(elements * held_bytes / max(1, groups), max(d.usable_bytes for d in cluster.devices)))
+    return bool(fits(elements * held_bytes / max(1, groups), cluster.largest_bytes))
 
 
 def _single_samples(costs: BlockCosts, costs_for: CostsFor) -> BlockCosts:
@@ -318,7 +318,7 @@ def _changes(priced: Sequence[BlockCosts], cluster: Cluster, job: Job, costs_for
             if count <= _MOST_DEVICES and _fits(
                 costs, _with_devices(cluster, times), dataclasses.replace(job, devices=0)
             ):
-                yield f"{count} devices instead of {min(job.devices or count, cluster.device_count)}"
+                yield f"{count} devices instead of {job.devices_of(cluster)}"
                 return
 
 

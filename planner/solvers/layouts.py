@@ -128,7 +128,7 @@ class LayoutTask:
     @property
     def room_bytes(self) -> float:
         """Usable memory of the smallest device."""
-        return float(min(device.usable_bytes for device in self.cluster.devices))
+        return float(self.cluster.smallest_bytes)
 
     @property
     def large(self) -> bool:

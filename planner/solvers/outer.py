@@ -19,9 +19,7 @@ from planner.errors import InfeasibleError
 from planner.hardware.types import Cluster
 from planner.schedules import Schedule
 from planner.solvers import chain_dp
-from planner.solvers._account import Account, space_in_words
-from planner.solvers._candidates import SAME, Candidates, TrivialPlans
-from planner.solvers._effort import (
+from planner.solvers._account import (
     MAX_BOUNDED,
     MAX_OFFLOADED,
     MAX_RAISED,
@@ -31,7 +29,10 @@ from planner.solvers._effort import (
     NEAR,
     SLACK,
     THOROUGH_UP_TO,
+    Account,
+    space_in_words,
 )
+from planner.solvers._candidates import SAME, Candidates, TrivialPlans
 from planner.solvers._frontier import Frontier, OpenProblem, ProblemGroup, SearchTask, by_zero, compute_s, covers
 from planner.solvers._known_costs import KnownCosts
 from planner.solvers._objectives import ClosedForm, LongestChain
@@ -43,20 +44,17 @@ from planner.solvers.sizes import micro_batch_sizes
 from planner.solvers.types import (
     Answer,
     CostsFor,
-    Floors,
     Judge,
-    Key,
     KnownPlan,
     Measure,
     Progress,
-    Refinement,
-    Shardings,
     Solution,
 )
 from planner.space import evaluate
 from planner.space.formulate import Formulator
 from planner.space.job_options import allows_single_devices
 from planner.space.jobs import settled
+from planner.space.pricer import FloorKey, Floors, Pricer, Refinement
 from planner.space.problem import StageProblem, joined
 from planner.space.recompute_choices import allows_some_layers, offload_choices
 from planner.space.types import BlockCosts, Candidate, Job
@@ -67,7 +65,7 @@ def search(
     cluster: Cluster,
     job: Job,
     *,
-    shardings: Shardings | None = None,
+    shardings: Pricer | None = None,
     progress: Progress | None = None,
     simulated_s: Measure | None = None,
     any_plan: bool = False,
@@ -112,7 +110,7 @@ class _Search:
         costs_for: CostsFor,
         cluster: Cluster,
         job: Job,
-        shardings: Shardings | None,
+        shardings: Pricer | None,
         progress: Progress | None,
         candidates: Candidates,
         schedule_of: SchedulesFor,
@@ -236,8 +234,8 @@ class _Search:
         self._account.lower(limit_s if any_slow else math.inf)
         return floors
 
-    def _least(self, micro_batch: int, key: Key, bound_s: float) -> BlockCosts | None:
-        """`Shardings.least` made known to the judge; None if no bound depends on it, being this high at the least."""
+    def _least(self, micro_batch: int, key: FloorKey, bound_s: float) -> BlockCosts | None:
+        """`Pricer.least` made known to the judge; None if no bound depends on it, being this high at the least."""
         if self._shardings is None or bound_s >= self._account.settled_s:
             self._account.lower(bound_s, only_bounds=True)
             return None
@@ -245,7 +243,7 @@ class _Search:
         self.known.add(micro_batch, [] if least is None else [least])
         return least
 
-    def _refine_within_effort(self, micro_batch: int, key: Key) -> Refinement | None:
+    def _refine_within_effort(self, micro_batch: int, key: FloorKey) -> Refinement | None:
         """`KnownCosts.refine` if the floor is priced already or effort is left; else None."""
         if (micro_batch, key) not in self.known.refined and self._effort > 0:
             self._effort -= 1

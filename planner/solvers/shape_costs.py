@@ -101,9 +101,9 @@ class ShapeCosts:
         self._backward_before_s = np.concatenate([[0.0], np.cumsum(backward_s)])
         self._forward_share = float(forward_s.sum()) / max(float((forward_s + backward_s).sum()), 1e-300)
         self._elements = min(float(costs.parameter_elements.sum()) for costs in shardings)
-        self._exchanged = min(float(exchanged_elements(costs).sum()) for costs in shardings)
+        self._exchanged = min(float(costs.exchanged_elements.sum()) for costs in shardings)
         self._exchanged_once = min(
-            float(exchanged_elements(c).sum()) - sum(tie.shard_elements * (len(tie.blocks) - 1) for tie in c.ties)
+            float(c.exchanged_elements.sum()) - sum(tie.shard_elements * (len(tie.blocks) - 1) for tie in c.ties)
             for c in shardings
         )
         update_s = min(float(c.update_s.min(axis=0).sum()) for c in shardings)
@@ -113,7 +113,7 @@ class ShapeCosts:
         self._state_bytes = optimizer_state_bytes(job.optimizer, self._precision)
         self._hulls = {split: _hull(shardings, job, split=split) for split in (False, True)}
         workspace = min(float(costs.workspace_bytes.max()) for costs in shardings)
-        self._room_bytes = max(device.usable_bytes for device in cluster.devices) - workspace
+        self._room_bytes = cluster.largest_bytes - workspace
         self._exchange_cache: dict[tuple[int, int, int, bool], tuple[float, float, float]] = {}
         self._sending_cache: dict[int, tuple[float, float]] = {}
 
@@ -261,11 +261,6 @@ class ShapeCosts:
 def with_exchange_s(work_s: float, exchange_s: float, overlap: float) -> float:
     """Least seconds of work whose exchanges hide behind a fraction of it."""
     return max(work_s, exchange_s + (1 - overlap) * work_s)
-
-
-def exchanged_elements(costs: BlockCosts) -> np.ndarray:
-    """int64 [n], trainable elements of each block that replicas exchange."""
-    return costs.parameter_elements if costs.shard_elements is None else costs.shard_elements
 
 
 HALVINGS = 14

@@ -236,9 +236,9 @@ class Cutter:
 
     def _recomputes_as_fixed(self, combination: Sequence[int]) -> bool:
         """True unless the schedule itself fixes which stages recompute and these options recompute others."""
-        recompute = self._options.recompute
+        ways = self._options.ways
         return self._recomputed_stages is None or all(
-            recompute[o] == (s in self._recomputed_stages) for s, o in enumerate(combination)
+            ways[o].recompute == (s in self._recomputed_stages) for s, o in enumerate(combination)
         )
 
     def _respects_pins(self, edges: Edges) -> bool:
@@ -299,7 +299,7 @@ class Cutter:
 
     def _options_that_recompute(self, recompute: int) -> list[int]:
         """Options that recompute (1) or do not (0); all options for -1."""
-        return [o for o, repeated in enumerate(self._options.recompute) if recompute < 0 or repeated == bool(recompute)]
+        return [o for o, way in enumerate(self._options.ways) if recompute < 0 or way.recompute == bool(recompute)]
 
     def _seconds(self, recompute: int, *types: int) -> np.ndarray:
         """[options, n, n] seconds of a micro-batch on the slowest of some device types."""
@@ -435,7 +435,7 @@ class Cutter:
         kept = costs.resident[stages] + self._peak_units[worker][:, None] * costs.unit[stages]
         kept = kept + self._peak_waiting[worker][:, None] * (costs.waiting - costs.unit)[stages]
         if self._recomputed_stages is not None:
-            recompute = np.array(self._options.recompute)
+            recompute = np.array([way.recompute for way in self._options.ways])
             work_s = np.where(recompute == np.isin(stages, list(self._recomputed_stages))[:, None], work_s, np.inf)
         key = (self._units[worker].tobytes(), work_s.tobytes(), kept.tobytes(), self._room_bytes[worker].tobytes())
         if key not in self._options_cache:
@@ -496,7 +496,7 @@ class Cutter:
         shardings = [shape.shardings[options.shardings[o]] for o in cut.options]
         return Configuration(
             stages=tuple(
-                sharding.stage(a, b, 1, options.recompute[o], options.repeats[o])
+                sharding.stage(a, b, 1, options.ways[o])
                 for (a, b), o, sharding in zip(itertools.pairwise(cut.edges), cut.options, shardings, strict=True)
             ),
             copies=shape.copies,
@@ -505,6 +505,6 @@ class Cutter:
             schedule=shape.schedule.name,
             zero=shape.zero,
             adjacent=shape.adjacent,
-            whole_stages=(job.whole_stages or shape.repeats) and any(options.recompute[o] for o in cut.options),
+            whole_stages=(job.whole_stages or shape.repeats) and any(options.ways[o].recompute for o in cut.options),
             transfers=job.transfers,
         )

@@ -20,12 +20,12 @@ from planner.solvers._candidates import SAME, Candidates, comparable
 from planner.solvers.shape_cuts import TINY_CHAIN, Cut, Cutter, enumerable, next_start
 from planner.solvers.shapes import MAX_ACTIONS, SchedulesFor, Shape, Shapes
 from planner.solvers.stage_options import StageOptions, stage_options
-from planner.solvers.types import Floors, Key, Refinement
 from planner.space import Timed, evaluate
 from planner.space.configuration import Configuration, StageChoice
 from planner.space.cuts import stage_starts
 from planner.space.evaluate import in_closed_form
 from planner.space.job_options import in_words
+from planner.space.pricer import FloorKey, Floors, Refinement
 from planner.space.terms import TermCache
 from planner.space.timing import play_terms
 from planner.space.types import BlockCosts, Evaluation, Job
@@ -72,16 +72,16 @@ class ShardingGroup:
 
     Attributes:
         costs: costs per sharding, over the same ranks and with the same boundary layouts; the floor alone if unpriced.
-        key: the family's key for `Shardings.refine`; None if the shardings are priced.
+        key: the family's key for `Pricer.refine`; None if the shardings are priced.
         floor: lower bound on the costs of all shardings of the family, if some were not offered; else None.
     """
 
     costs: tuple[BlockCosts, ...]
-    key: Key | None = None
+    key: FloorKey | None = None
     floor: BlockCosts | None = None
 
 
-Refine = Callable[[int, Key], Refinement | None]
+Refine = Callable[[int, FloorKey], Refinement | None]
 
 _Entry = tuple[float, int, ShardingGroup, list[Shape]]
 """Lowest estimate in seconds, a serial number, and the group with its shapes in order of their estimates."""

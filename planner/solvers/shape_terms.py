@@ -10,7 +10,6 @@ import numpy as np
 from planner.costs.precision import optimizer_state_bytes
 from planner.exchange import ModelStateBytes, Phase, kept_bytes, phase_s, recipe_of
 from planner.hardware.types import Cluster, neighbours
-from planner.solvers.shape_costs import exchanged_elements
 from planner.solvers.shapes import Shape
 from planner.space.configuration import Configuration, StageChoice
 from planner.space.jobs import precision_of
@@ -68,7 +67,7 @@ def _devices(shape: Shape, cluster: Cluster) -> tuple[list[list[int]], np.ndarra
 def _exchange_s_per_element(shape: Shape, cluster: Cluster, job: Job, ranks: np.ndarray) -> tuple[float, float]:
     """Seconds of exchange per trainable element: (in one forward and backward, at the end of an iteration)."""
     recipe, holders = recipe_of(shape.zero), shape.schedule.holders(shape.pipeline)
-    elements = float(exchanged_elements(shape.shardings[0]).sum()) / shape.stages
+    elements = float(shape.shardings[0].exchanged_elements.sum()) / shape.stages
     if len(ranks) < 2 or not elements:
         return 0.0, 0.0
     workers = len(shape.schedule.placement(shape.pipeline))

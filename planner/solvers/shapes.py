@@ -21,9 +21,10 @@ from planner.hardware.types import Cluster
 from planner.play import Transfers
 from planner.schedules import Pipeline, Schedule, get
 from planner.solvers.shape_costs import Outline, ShapeCosts, with_exchange_s
+from planner.space.configuration import RecomputeChoice
 from planner.space.cuts import divisors
 from planner.space.jobs import overlap_of
-from planner.space.recompute_choices import RecomputeChoice, is_allowed
+from planner.space.recompute_choices import is_allowed
 from planner.space.types import BlockCosts, Job
 
 SchedulesFor = Callable[[str], Schedule]
@@ -116,7 +117,7 @@ class Shapes:
     def __init__(self, cluster: Cluster, job: Job, schedule_of: SchedulesFor) -> None:
         self._cluster, self._job, self._schedule_of = cluster, job, schedule_of
         self._overlap = overlap_of(job, cluster)
-        self._devices = min(job.devices or cluster.device_count, cluster.device_count)
+        self._devices = job.devices_of(cluster)
         self._pipelines = functools.cache(lambda *size: list(self._pipelines_of(*size)))
         self._outlines: dict[tuple[str, Pipeline], Outline] = {}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,22 +23,11 @@ SMALL_GRAPH, MOST_SIZES_SMALL = 200, 13
 """Operators of a small graph, and the most sizes that are priced for it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """Micro-batch sizes worth pricing.
-
-    Attributes:
-        sizes: ascending.
-        fixed: True if the model's batch size cannot be changed, so that this is the only one.
-        notes: what was left out and why.
-    """
-
-    sizes: tuple[int, ...]
-    fixed: bool = False
-    notes: tuple[str, ...] = ()
+WorthPricing = tuple[tuple[int, ...], bool, tuple[str, ...]]
+"""Micro-batch sizes, ascending; True if there is one since the model's batch cannot be changed; what was left out."""
 
 
-def worth_pricing(job: Job, cluster: Cluster, graph: Graph, costs: Callable[[int], BlockCosts]) -> Sizes:
+def worth_pricing(job: Job, cluster: Cluster, graph: Graph, costs: Callable[[int], BlockCosts]) -> WorthPricing:
     """Powers of two that divide the global batch, up to the first that the model or a device's memory rules out.
 
     If there are too many, the smallest and the largest ones are kept.
@@ -50,7 +38,7 @@ def worth_pricing(job: Job, cluster: Cluster, graph: Graph, costs: Callable[[int
     """
     candidates = [b for b in micro_batch_sizes(job) if job.micro_batches or b & (b - 1) == 0]
     limit = MOST_SIZES_SMALL if len(graph.nodes) <= SMALL_GRAPH else MOST_SIZES
-    largest = max(device.usable_bytes for device in cluster.devices)
+    largest = cluster.largest_bytes
     sizes: list[int] = []
     notes: tuple[str, ...] = ()
     for size in candidates:
@@ -64,10 +52,10 @@ def worth_pricing(job: Job, cluster: Cluster, graph: Graph, costs: Callable[[int
         if sizes and float(np.diagonal(block_costs.saved_bytes).max()) > largest:
             break
         sizes.append(size)
-    return Sizes(tuple(sizes if len(sizes) <= limit else [sizes[0], *sizes[1 - limit :]]), notes=notes)
+    return tuple(sizes if len(sizes) <= limit else [sizes[0], *sizes[1 - limit :]]), False, notes
 
 
-def _as_exported(job: Job, size: int, reason: ModelError) -> Sizes:
+def _as_exported(job: Job, size: int, reason: ModelError) -> WorthPricing:
     """The only size of a model whose batch size is fixed.
 
     Raises:
@@ -78,7 +66,7 @@ def _as_exported(job: Job, size: int, reason: ModelError) -> Sizes:
         raise ModelError(message, where=where, hint=f"use a global batch that {size} divides, as exported")
     if job.micro_batches and size not in job.micro_batches:
         raise ModelError(message, where=where, hint=f"allow micro-batches of {size}, as exported")
-    return Sizes((size,), True, (f"micro-batches of {size} sample(s) only: {reason}",))
+    return (size,), True, (f"micro-batches of {size} sample(s) only: {reason}",)
 
 
 def micro_batch_sizes(job: Job) -> tuple[int, ...]:
@@ -110,4 +98,4 @@ def micro_batch_sizes(job: Job) -> tuple[int, ...]:
 def any_block_fits(cluster: Cluster, costs: BlockCosts) -> bool:
     """True if for every block the activations of one micro-batch fit the largest device."""
     kept = np.diagonal(costs.saved_bytes) + costs.workspace_bytes
-    return bool(fits(kept, max(device.usable_bytes for device in cluster.devices)).all())
+    return bool(fits(kept, cluster.largest_bytes).all())

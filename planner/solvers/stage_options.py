@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
+from planner.space.configuration import RecomputeChoice
 from planner.space.ranges import Ranges
-from planner.space.recompute_choices import RecomputeChoice
 from planner.space.types import BlockCosts, Job
 
 MAX_OPTIONS = 8
@@ -26,8 +26,7 @@ class StageOptions:
 
     Attributes:
         shardings: index of the sharding, by option.
-        recompute: whether all layers are recomputed, by option.
-        repeats: names of the modules that are recomputed, by option.
+        ways: what is recomputed, by option.
         forward_s: [options, types, n, n] of one micro-batch.
         work_s: [options, types, n, n] forward, backward and recomputation of one micro-batch.
         unit_bytes: [options, n, n] kept of each micro-batch in flight.
@@ -40,8 +39,7 @@ class StageOptions:
     """
 
     shardings: tuple[int, ...]
-    recompute: tuple[bool, ...]
-    repeats: tuple[tuple[str, ...], ...]
+    ways: tuple[RecomputeChoice, ...]
     forward_s: np.ndarray
     work_s: np.ndarray
     unit_bytes: np.ndarray
@@ -91,40 +89,26 @@ class StageOptions:
 
     def only(self, options: Sequence[int]) -> StageOptions:
         """Some of the options."""
-        tables = (
-            self.forward_s, self.work_s, self.unit_bytes, self.working_bytes, self.waiting_bytes, self.turning_bytes,
-            self.workspace_bytes, self.elements, self.shard_elements,
-        )  # fmt: skip
-        indices = list(options)
-        return StageOptions(
-            tuple(self.shardings[o] for o in indices),
-            tuple(self.recompute[o] for o in indices),
-            tuple(self.repeats[o] for o in indices),
-            *(table[indices] for table in tables),
-        )
+        shardings, ways, *tables = (getattr(self, field.name) for field in fields(self))
+        own_shardings, own_ways = (tuple(each[o] for o in options) for each in (shardings, ways))
+        return StageOptions(own_shardings, own_ways, *(table[list(options)] for table in tables))
 
 
 def stage_options(shardings: Sequence[BlockCosts], job: Job) -> StageOptions:
     """All options of a stage: each sharding with each allowed choice of recomputation. O(options n^2)."""
     options = [
-        (number, ranges, choice)
+        (number, ranges, way)
         for number, ranges in enumerate(map(Ranges, shardings))
-        for choice in ranges.ways(job.recompute, whole_stages=job.whole_stages)
+        for way in ranges.ways(job.recompute, whole_stages=job.whole_stages)
     ]
-    halves = [
-        ranges.halves(
-            RecomputeChoice(way.recompute, way.repeats, way.layers, way.offload), whole_stages=job.whole_stages
-        )
-        for _, ranges, way in options
-    ]
+    halves = [ranges.halves(way.choice, whole_stages=job.whole_stages) for _, ranges, way in options]
     return StageOptions(
         shardings=tuple(number for number, _, _ in options),
-        recompute=tuple(choice.recompute for _, _, choice in options),
-        repeats=tuple(choice.repeats for _, _, choice in options),
+        ways=tuple(way.choice for _, _, way in options),
         forward_s=np.stack([ranges.forward_s for _, ranges, _ in options]),
-        work_s=np.stack([ranges.forward_s + ranges.backward_s + choice.repeat_s for _, ranges, choice in options]),
-        unit_bytes=np.stack([choice.saved_bytes for _, _, choice in options]),
-        working_bytes=np.stack([choice.working_bytes for _, _, choice in options]),
+        work_s=np.stack([ranges.forward_s + ranges.backward_s + way.repeat_s for _, ranges, way in options]),
+        unit_bytes=np.stack([way.saved_bytes for _, _, way in options]),
+        working_bytes=np.stack([way.working_bytes for _, _, way in options]),
         waiting_bytes=np.stack([waiting for waiting, _ in halves]),
         turning_bytes=np.stack([turning for _, turning in halves]),
         workspace_bytes=np.stack([ranges.workspace_bytes for _, ranges, _ in options]),

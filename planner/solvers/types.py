@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from planner.space.types import BlockCosts, Candidate, Certificate, Configuration, Evaluation
 
@@ -35,50 +34,6 @@ class Solution:
 
     decisions: tuple[tuple[Configuration, Evaluation], ...]
     bound_s: float
-
-
-Key = tuple[object, ...]
-"""Identifies the family of shardings that a floor stands for; opaque to the search."""
-
-
-Floors = Sequence[tuple[BlockCosts, Key]]
-"""Lower bounds on the costs of families of shardings, with the families' keys."""
-
-Refinement = tuple[Floors, Sequence[BlockCosts]]
-"""(closer floors with their keys, priced shardings)."""
-
-
-class Shardings(Protocol):
-    """Shardings of operators over several ranks, priced lazily as the search asks for them.
-
-    A floor is a lower bound on the costs of a family of shardings on one mesh.
-    """
-
-    @property
-    def fewest_samples(self) -> int:
-        """Samples that a micro-batch needs for every mesh to have a floor."""
-
-    def in_words(self) -> str:
-        """The searched shardings in words, for the description of the bound's space."""
-
-    def floors(self, micro_batch: int) -> Floors:
-        """One floor per mesh with its key."""
-
-    def closest(self, floors: Floors) -> Floors:
-        """Floors of meshes, with closer ones in place of those whose family was refined before."""
-
-    def even_split(self, micro_batch: int) -> Sequence[BlockCosts]:
-        """Shardings for a first plan, each with the others that stages can mix with it."""
-
-    def refine(self, micro_batch: int, key: Key) -> Refinement:
-        """Replace a floor by closer floors, or by priced shardings, each with a number of its own."""
-
-    def least(self, micro_batch: int, key: Key) -> BlockCosts | None:
-        """Lower bound on the costs of the family's shardings that were not priced, with a negative number; None if all
-        that could be best were priced."""
-
-    def finer(self, micro_batch: int, number: int) -> Sequence[BlockCosts]:
-        """More shardings that stages can mix with a given one, for a closer search around the best plan."""
 
 
 @dataclass(frozen=True, slots=True)

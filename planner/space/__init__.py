@@ -10,7 +10,6 @@ from planner.space.evaluate import Timed as Timed
 from planner.space.evaluate import evaluate as evaluate
 from planner.space.formulate import Formulator as Formulator
 from planner.space.problem import StageProblem as StageProblem
-from planner.space.timing import Timing as Timing
 from planner.space.timing import play_terms as play_terms
 from planner.space.timing import played_s as played_s
 from planner.space.types import BlockCosts as BlockCosts

@@ -11,7 +11,7 @@ from planner.costs.precision import Precision, update_bytes
 from planner.costs.types import Profile
 from planner.graph import Chain, Graph, per_graph
 from planner.hardware.types import Device
-from planner.operators import kept_pairs
+from planner.operators import kept_pairs, needs_gradient
 from planner.operators.saved import logits_of
 from planner.space.layers import layer_starts
 from planner.space.types import BlockCosts, Tie
@@ -51,7 +51,6 @@ def block_costs(
     devices: Sequence[Device],
     chosen: Precision,
     optimizer: str,
-    differentiable: frozenset[str],
 ) -> BlockCosts:
     """Sum the prices of a chain's nodes to its blocks.
 
@@ -62,7 +61,6 @@ def block_costs(
         devices: the device types.
         chosen: number formats.
         optimizer: name of the optimizer, for its step's time.
-        differentiable: names of the tensors through which gradients flow.
 
     O(nodes + blocks^2).
     """
@@ -71,7 +69,8 @@ def block_costs(
     elements, ties = _block_parameters(chain)
     storages = block_storages(chain, profiles[0])
     sizes = {name: wire_bytes(graph, name, chosen) for name in chain.crossing_tensors}
-    gradients = {name: size if name in differentiable else 0.0 for name, size in sizes.items()}
+    flows = needs_gradient(graph)
+    gradients = {name: size if name in flows else 0.0 for name, size in sizes.items()}
     rates = zip(devices, (p.update_byte_per_s for p in profiles), strict=True)
     step_s = np.array([update_s_per_element(device, chosen, optimizer, own) for device, own in rates])
 

@@ -1,13 +1,30 @@
-"""How a job runs: the decision that every search makes, the judge prices and every plan holds."""
+"""How a job runs: the decision that every search makes, the judge prices and every plan holds.
+
+And what training frameworks demand of all decisions that they take.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from planner.play import Transfers
 
 LAYER_INPUT = "layer_input"
 """In place of modules that are offloaded: all that a stage keeps that recomputes its layers."""
+
+
+class RecomputeChoice(NamedTuple):
+    """One way to keep a stage's activations or to recompute them, as in `StageChoice`."""
+
+    recompute: bool = False
+    repeats: tuple[str, ...] = ()
+    layers: int = 0
+    offload: tuple[str, ...] = ()
+
+
+KEEP_ALL = RecomputeChoice()
+"""Nothing is recomputed, and nothing moves to the host's memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +54,9 @@ class StageChoice:
     layers: int = 0
 
     @property
-    def keeping(self) -> tuple[bool, int, tuple[str, ...], tuple[str, ...]]:
-        """What is done with activations: `recompute`, `layers`, `repeats` and `offload`."""
-        return self.recompute, self.layers, self.repeats, self.offload
+    def keeping(self) -> RecomputeChoice:
+        """What is done with activations."""
+        return RecomputeChoice(self.recompute, self.repeats, self.layers, self.offload)
 
     @property
     def devices(self) -> int:
@@ -91,3 +108,44 @@ class Configuration:
     precision: str = ""
     overlap: float | None = None
     shard_over: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """Restrictions that a training framework puts on plans, beside the user's own options; none by default.
+
+    Attributes:
+        equal_replicas: all stages have the same number of replicas.
+        alike: all stages have the same sharding and the same recomputation.
+        whole_layers: stages begin where a layer begins.
+        axes: allowed roles of mesh axes (`planner.sharding.AxisRole`); tensor axes then split operators as the layers
+            of frameworks do (`planner.sharding.limits`). Empty allows anything.
+        powers_of_two: mesh axes have 1, 2, 4, 8 .. ranks, as is usual; a search looks at no others.
+        head_groups: what the ranks of the tensor axes must divide: "" nothing, "heads" the attention heads, "key-value
+            heads" the heads that have keys of their own.
+        zero_in_pipelines: allowed ZeRO stages of plans with several pipeline stages; empty for those of the job.
+        zero_alone: allowed ZeRO stages of plans with one stage; empty for those of the job.
+        between_layers: allowed layouts of tensors between layers on a tensor axis, "replicated" or "sequence"; empty
+            for both.
+        some_layers: stages may recompute the first of their layers only.
+        offloads: what a search may keep in the host's memory: kinds of modules, and `layer_input` of layers that are
+            recomputed. Empty for nothing.
+        offload_zero: ZeRO stages beside which it may; empty for those of the job.
+    """
+
+    equal_replicas: bool = False
+    alike: bool = False
+    whole_layers: bool = False
+    axes: tuple[str, ...] = ()
+    powers_of_two: bool = False
+    head_groups: str = ""
+    zero_in_pipelines: tuple[int, ...] = ()
+    zero_alone: tuple[int, ...] = ()
+    between_layers: tuple[str, ...] = ()
+    some_layers: bool = True
+    offloads: tuple[str, ...] = ()
+    offload_zero: tuple[int, ...] = ()
+
+
+UNRESTRICTED = Structure()
+"""No restriction at all."""

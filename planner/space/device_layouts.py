@@ -24,7 +24,14 @@ from planner.schedules import Schedule, get
 from planner.space.configuration import Configuration
 from planner.space.limits import missing_devices, unpriced
 from planner.space.types import BlockCosts, Job
-from planner.space.workers import lay_workers, pipeline_of, sending_at_once
+from planner.space.workers import (
+    exchanging_at_once,
+    in_turn,
+    lay_workers,
+    pipeline_of,
+    sending_at_once,
+    sums_together,
+)
 
 _NO_TRANSFER = Terms(np.zeros(len(ALGORITHMS)), np.zeros(len(ALGORITHMS)))
 
@@ -123,14 +130,9 @@ class DeviceLayouts:
     def tied_s(self, layout: int, stages: Sequence[int], payload_bytes: float) -> float:
         """Seconds of the all-reduce of gradients of weights that several stages hold (`planner.space.terms`)."""
         groups = [self._groups[self._first_places[layout] + stage] for stage in stages]
-        copies, sets_a_copy = groups[0].shape[0], math.gcd(*(group.shape[1] for group in groups))
-        rank_sets = (
-            np.unique(np.concatenate([group[copy, q::sets_a_copy, 0] for group in groups]))
-            for copy in range(copies)
-            for q in range(sets_a_copy)
-        )
+        rank_sets = sums_together(groups)
         ranks_by_span = {span_of(self.cluster, ranks): ranks for ranks in rank_sets}
-        concurrent = copies * sets_a_copy * self.ranks
+        concurrent = len(rank_sets) * self.ranks
         kind = Collective.ALL_REDUCE
         return max(
             collective_s(self.cluster, kind, ranks, payload_bytes, concurrent) for ranks in ranks_by_span.values()
@@ -170,10 +172,9 @@ class DeviceLayouts:
 
     def _add_place(self, groups: np.ndarray, configuration: Configuration, workers: int, *, before: bool) -> None:
         _, replicas, ranks = groups.shape
-        width = configuration.slice_devices // ranks or workers
         self._sends.append(self._send_rows(self._groups[-1], groups) if before else [])
         self._groups.append(groups)
-        concurrent = max(1, width // replicas) * ranks
+        concurrent = exchanging_at_once(configuration, ranks, workers, replicas)
         first = self._shape_number(groups[..., 0].ravel(), concurrent)
         self._place_shapes.append(
             (first, first if ranks == 1 else self._shape_number(groups[..., -1].ravel(), concurrent))
@@ -189,9 +190,8 @@ class DeviceLayouts:
 
     def _send_rows(self, senders_at: np.ndarray, receivers_at: np.ndarray) -> list[int]:
         """Numbers of the prices of transfers between all pairs of workers that some micro-batch connects."""
-        senders, receivers, ranks = senders_at.shape[1], receivers_at.shape[1], receivers_at.shape[2]
-        ends, turns = sorted({0, ranks - 1}), np.arange(math.lcm(senders, receivers))
-        sources, targets = senders_at[:, turns % senders][..., ends], receivers_at[:, turns % receivers][..., ends]
+        ends = sorted({0, receivers_at.shape[2] - 1})
+        sources, targets = (side[..., ends] for side in in_turn(senders_at, receivers_at))
         concurrent = sending_at_once(senders_at, receivers_at)
         sizes = self._group_sizes
         depths = (sources[..., None] // sizes != targets[..., None] // sizes).sum(axis=-1).ravel()

@@ -17,15 +17,15 @@ from planner.exchange import Phase, recipe_of
 from planner.hardware.collectives import Terms
 from planner.hardware.types import Cluster, neighbours
 from planner.memory import fits
+from planner.space.configuration import RecomputeChoice
 from planner.space.cuts import pinned_blocks, stage_starts
-from planner.space.exchange_tables import ExchangeTables
+from planner.space.exchange_tables import ExchangeTables, TiedEnds
 from planner.space.jobs import overlap_of, precision_of
 from planner.space.layers import Layers
 from planner.space.placement import Placement, Placements
 from planner.space.problem import StageProblem
 from planner.space.ranges import Ranges, StageNeeds, StageWay, range_maxima, stage_needs
-from planner.space.recompute_choices import RecomputeChoice, allows_some_layers, rungs, ways_of
-from planner.space.tied_weights import TiedEnds, tied_ends
+from planner.space.recompute_choices import allows_some_layers, rungs, ways_of
 from planner.space.types import BlockCosts, Job
 
 ALL_DIVISORS_UP_TO = 64
@@ -55,7 +55,7 @@ class Formulator:
         self._tied: dict[tuple[int, int, int, tuple[int, ...]], TiedEnds] = {}
         self._needs: dict[tuple[int, int], tuple[Ranges, StageNeeds]] = {}
         self._known_ranges: dict[int, tuple[BlockCosts, Ranges]] = {}
-        self._used = min(job.devices or cluster.device_count, cluster.device_count)
+        self._used = job.devices_of(cluster)
 
     def offloading(self, choice: RecomputeChoice) -> Formulator:
         """A formulator whose stages may also keep activations in the host's memory in one way, the slowest of theirs.
@@ -216,8 +216,7 @@ class Formulator:
             return np.stack([np.stack([table] * size) for table in tables])
 
         return {
-            "ways": np.array([way.choice for way in ways]),
-            "offloads": np.array([",".join(way.offload) for way in ways]),
+            "ways": tuple(way.choice for way in ways),
             "repeat_s": np.stack([np.stack([way.repeat_s[kind].max(axis=0) for kind in kinds]) for way in ways]),
             "saved_bytes": of_kinds([way.saved_bytes for way in ways]),
             "working_bytes": of_kinds([way.working_bytes for way in ways]),
@@ -252,7 +251,7 @@ class Formulator:
         """True if a device cannot hold its share of all state and what a micro-batch keeps in all blocks."""
         ranges = self.ranges(costs)
         held_bytes = self._least_resident(ranges, zero, costs.ranks) + ranges.saved_bytes
-        return not fits(held_bytes[0, -1], max(device.usable_bytes for device in self._cluster.devices))
+        return not fits(held_bytes[0, -1], self._cluster.largest_bytes)
 
     def needs(self, costs: BlockCosts, zero: int) -> StageNeeds:
         """Lower bounds on time and memory of stages of blocks i..j, at any place."""
@@ -260,7 +259,7 @@ class Formulator:
         key = (id(ranges), zero)
         cached = self._needs.get(key)
         if cached is None or cached[0] is not ranges:
-            capacity_bytes = max(device.usable_bytes for device in self._cluster.devices)
+            capacity_bytes = self._cluster.largest_bytes
             resident = self._least_resident(ranges, zero, costs.ranks)
             nearest_sends = [self.placements(costs.ranks).nearest_send()]
             transfer_s = _transfers(nearest_sends, costs.boundary_bytes, costs.gather_s)[0, :-1]
@@ -312,7 +311,7 @@ class Formulator:
             return {"tied_s": table, "tied_class": class_of, "tied_elsewhere": tied_elsewhere}
         if key not in self._tied:
             slices = placement.copies, placement.slice_devices
-            self._tied[key] = tied_ends(self._cluster, *slices, placement.replicas, costs.ranks)
+            self._tied[key] = TiedEnds(self._cluster, *slices, placement.replicas, costs.ranks)
         table, class_of = self._tied[key].seconds(shard_elements * self._precision.gradient_bytes)
         return {"tied_s": table, "tied_class": class_of, "tied_elsewhere": tied_elsewhere}
 

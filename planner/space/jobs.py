@@ -140,7 +140,7 @@ def meshes_for(graph: Graph, cluster: Cluster, job: Job) -> tuple[MeshAxes, ...]
         JobError: a field of the job makes no sense for the model.
     """
     check_job(job)
-    devices = min(job.devices or cluster.device_count, cluster.device_count)
+    devices = job.devices_of(cluster)
     experts, steps = dealt_experts(graph), sample_steps(graph)
     check_dealt(graph, job)
     if len(device_types(cluster, job)) > 1:
@@ -271,7 +271,7 @@ def device_types(cluster: Cluster, job: Job) -> tuple[int, ...]:
 
 def mesh_problem(cluster: Cluster, job: Job, mesh: tuple[int, ...]) -> str:
     """Why operators cannot be shared on a mesh of such sizes; empty if they can."""
-    ranks, devices = math.prod(mesh), min(job.devices or cluster.device_count, cluster.device_count)
+    ranks, devices = math.prod(mesh), job.devices_of(cluster)
     if ranks == 1:
         return ""
     if ranks > devices:

@@ -22,11 +22,6 @@ def layers_of_choice(choice: str) -> int:
     return int(match[1]) if match else 0
 
 
-def choice_of_layers(layers: int) -> str:
-    """The choice to recompute the first so many layers of every stage, `layers:4`; `always` for 0, all layers."""
-    return f"layers:{layers}" if layers else "always"
-
-
 def layer_starts(names: Sequence[str]) -> np.ndarray:
     """int64 [n], the first block of the layer that each block, by its name, is part of.
 

@@ -13,7 +13,7 @@ from planner.space.configuration import LAYER_INPUT, Configuration
 from planner.space.cuts import pinned_blocks
 from planner.space.job_options import allowed_ranks, as_written
 from planner.space.layers import layer_starts
-from planner.space.recompute_choices import RecomputeChoice, is_allowed
+from planner.space.recompute_choices import is_allowed
 from planner.space.types import BlockCosts, Job, StageTerms, Structure, Violation, WorkerMemory
 from planner.space.workers import Workers
 
@@ -47,7 +47,7 @@ def malformations(
 def missing_devices(cluster: Cluster, job: Job, configuration: Configuration, workers: Workers) -> list[Violation]:
     """Violations of a configuration that takes more devices than its slice, the job or the cluster has."""
     found = []
-    available = min(job.devices or cluster.device_count, cluster.device_count)
+    available = job.devices_of(cluster)
     taken = sum(own.shape[1] for own in workers.ranks)
     width = configuration.slice_devices or taken
     if taken > width:
@@ -185,7 +185,7 @@ def forbidden_choices(
     if job.uniform and len({s.replicas for s in stages}) > 1:
         found.append(("uniform", 0))
     found += [("backends", index) for index in _outside_structure(job.structure, decision, names)][:1]
-    asked = [is_allowed(job.recompute, RecomputeChoice(s.recompute, s.repeats, s.layers)) for s in stages]
+    asked = [is_allowed(job.recompute, stage.keeping._replace(offload=())) for stage in stages]
     found += [("recompute", asked.index(False))] if not all(asked) else []
     return [Violation("option", index, EXCLUDED + as_written(job, name)) for name, index in dict.fromkeys(found)]
 

@@ -24,7 +24,7 @@ from planner.graph.types import per_model
 from planner.hardware.types import Cluster
 from planner.registry import did_you_mean
 from planner.schedules import get
-from planner.space.configuration import Configuration
+from planner.space.configuration import Configuration, RecomputeChoice
 from planner.space.cuts import balanced, mean_work_s
 from planner.space.types import BlockCosts, Job
 
@@ -302,6 +302,7 @@ def configurations_of(
     name = degrees.schedule or ("interleaved" if degrees.chunks > 1 else "1f1b")
     schedule, stages = _scheduled(name, degrees.pipeline, degrees.chunks, count, recompute=degrees.recompute)
     cut = _edges(degrees, chain, stages)
+    keeping = RecomputeChoice(degrees.recompute, degrees.repeats, degrees.recompute_layers, degrees.offload)
     alike: dict[tuple[tuple[int, ...], int], list[BlockCosts]] = {}
     for costs in shardings:
         edges = cut or _edges_by_time(costs, stages)
@@ -314,18 +315,7 @@ def configurations_of(
                 hint=f"give {stages - 1} first blocks" if degrees.starts else f"write {stages} stages",
             )
         configuration = Configuration(
-            stages=tuple(
-                members[0].stage(
-                    a,
-                    b,
-                    degrees.replicas,
-                    degrees.recompute,
-                    degrees.repeats,
-                    degrees.recompute_layers,
-                    degrees.offload,
-                )
-                for a, b in itertools.pairwise(edges)
-            ),
+            stages=tuple(members[0].stage(a, b, degrees.replicas, keeping) for a, b in itertools.pairwise(edges)),
             copies=copies,
             micro_batch=costs.micro_batch,
             micro_batches=count,
@@ -366,7 +356,7 @@ def _copies(degrees: Degrees, costs: BlockCosts, cluster: Cluster, job: Job) -> 
         raise JobError(f"EP {costs.expert} ranks are among those of DP {degrees.data}, and do not divide it", hint=hint)
     if smallest < 1:
         raise JobError("a degree is below 1", hint="give whole numbers of at least 1; 0 leaves data to the devices")
-    devices = min(job.devices or cluster.device_count, cluster.device_count)
+    devices = job.devices_of(cluster)
     copy_devices = costs.ranks * degrees.pipeline * degrees.replicas
     copies = degrees.data // costs.expert or devices // copy_devices
     if copies < 1 or copies * copy_devices > devices:

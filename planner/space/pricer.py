@@ -20,14 +20,14 @@ from planner.errors import ModelError, UsageError
 from planner.exchange import Step, step_of
 from planner.graph import Chain, Graph, build_chain
 from planner.hardware.types import Cluster
-from planner.operators import Storages, graph_specs, needs_gradient, rebatch, require_trained
+from planner.operators import Storages, graph_specs, rebatch, require_trained
 from planner.operators.saved import SavedOptions, storages_in_training
-from planner.sharding import Boundaries, Boundary, Options, StageSharding, StateBytes
-from planner.sharding.inner import InnerCache, InnerCosts, InnerOptions, inner_costs
+from planner.sharding import Boundaries, Boundary, Options, Setting, StageSharding, StateBytes
+from planner.sharding.inner import BOUNDARIES, InnerCache, InnerCosts, inner_costs
 from planner.sharding.mesh import Axis, AxisRole, axes_text, mesh_on, roles_of
 from planner.sharding.problem import Choice
 from planner.sharding.sharded import ShardedCosts, decided_costs, leanest_costs, sharded_costs
-from planner.space.blocks import block_costs, block_seconds, block_storages, wire_bytes
+from planner.space.blocks import block_costs, block_seconds, block_storages, update_s_per_element, wire_bytes
 from planner.space.configuration import Configuration
 from planner.space.job_options import LIMITS, allows_single_devices, refuse_others
 from planner.space.jobs import (
@@ -40,17 +40,15 @@ from planner.space.jobs import (
     ranks_of,
     settled,
 )
-from planner.space.repeats import EvenRepeats, KeptStorages, RepeatedModules, Reruns
+from planner.space.repeats import KeptStorages, Reruns, even_prices, module_prices
 from planner.space.sharded import (
-    Sharded,
-    Training,
     least_costs,
     on_all_types,
     sharded_block_costs,
     sharded_repeats,
     sharded_weight_grad_s,
 )
-from planner.space.types import BlockCosts, Job
+from planner.space.types import BlockCosts, Job, Selective
 
 BlockDecision = Mapping[str, Choice] | None
 """The decision about every operator, tensor and weight of a block; None for blocks without one."""
@@ -58,8 +56,19 @@ BlockDecision = Mapping[str, Choice] | None
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_Numbered = tuple[StageSharding, BlockCosts]
+"""A sharding and its costs."""
+
 FloorKey = tuple[Any, ...]
-"""A mesh, or a mesh and the layout of the tensors between blocks on it."""
+"""A mesh, or a mesh and the layout of the tensors between blocks on it; opaque to a search.
+
+It identifies a family of shardings, whose floor is a lower bound on their costs."""
+
+Floors = Sequence[tuple[BlockCosts, FloorKey]]
+"""Lower bounds on the costs of families of shardings, with the families' keys."""
+
+Refinement = tuple[Floors, Sequence[BlockCosts]]
+"""Closer floors with their keys, or the shardings of a family, each with a number of its own."""
 
 LAYER_BOUNDARIES = (Boundary.REPLICATED, Boundary.SEQUENCE)
 """Layouts of tensors between the tensor parallel layers of frameworks."""
@@ -105,12 +114,11 @@ class Pricer:
             engine = "a model that carries measured times of its own"
             refuse_others(job, set(LIMITS) | {"precision", "optimizer", "overlap", "headroom"}, engine, "leave it out")
         self.graph, self.cluster, self._job, self._strict = graph, cluster, job, strict_ops
-        self._differentiable = frozenset(needs_gradient(graph))
-        self._training = Training(cluster.devices[0], precision(job.precision), job.optimizer)
+        self._precision = precision(job.precision)
         self._inner: InnerCache = InnerCache() if like is None else like._inner
         self.known: dict[tuple[object, ...], Any] = {} if like is None else like.known
         self._floor_numbers: Iterator[int] = itertools.count(-1, -1) if like is None else like._floor_numbers
-        self._shardings_by_size: dict[int, list[Sharded]] = {} if like is None else like._shardings_by_size
+        self._numbered_at: dict[int, list[_Numbered]] = {} if like is None else like._numbered_at
         self.graph_at: Callable[[int], Graph] = like.graph_at if like else functools.cache(self._graph_at)
         self.profiles: Callable[[int], tuple[Profile, ...]] = like.profiles if like else functools.cache(self._profiles)
         self.costs: Callable[[int], BlockCosts] = like.costs if like else functools.cache(self._costs)
@@ -127,20 +135,19 @@ class Pricer:
         """Meshes on which the job allows operators to be shared."""
         return meshes_for(self.graph, self.cluster, self._job)
 
-    def entry(self, micro_batch: int, number: int) -> Sharded:
-        """A sharding by its number among those of a micro-batch size."""
-        return self._shardings_by_size[micro_batch][number - 1]
+    def entry(self, micro_batch: int, number: int) -> _Numbered:
+        """A sharding and its costs, by its number among those of a micro-batch size."""
+        return self._numbered_at[micro_batch][number - 1]
 
     def costs_of(self, configuration: Configuration) -> list[BlockCosts]:
         """Costs of the shardings of a configuration's stages."""
         size, numbers = configuration.micro_batch, {stage.sharding for stage in configuration.stages}
-        return [self.entry(size, number).costs if number else self.costs(size) for number in sorted(numbers)]
+        return [self.entry(size, number)[1] if number else self.costs(size) for number in sorted(numbers)]
 
     def stage_shardings(self, configuration: Configuration) -> dict[int, StageSharding]:
         """The shardings of a configuration's stages, by their numbers."""
         numbers = sorted({stage.sharding for stage in configuration.stages} - {0})
-        entries = [self.entry(configuration.micro_batch, number) for number in numbers]
-        return {entry.number: StageSharding(entry.inner, entry.sharded) for entry in entries}
+        return {number: self.entry(configuration.micro_batch, number)[0] for number in numbers}
 
     def whole(
         self, micro_batch: int, mesh: tuple[int, ...], decision: Mapping[str, Choice], device_type: int = 0
@@ -178,7 +185,7 @@ class Pricer:
             InfeasibleError: a decision is not legal.
         """
         free = Boundary.FREE in boundary
-        inner = self._inner_with(micro_batch, mesh, (Boundary.FREE,) if free else InnerOptions().boundaries)
+        inner = self._inner_with(micro_batch, mesh, (Boundary.FREE,) if free else BOUNDARIES)
         if boundary not in inner.boundaries:
             raise UsageError(f"tensors between blocks cannot lie as {'/'.join(boundary)}", hint="plan again")
         inner = replace(inner, boundaries=(boundary,))
@@ -207,15 +214,15 @@ class Pricer:
     def _costs(self, micro_batch: int) -> BlockCosts:
         """Costs of replicas of one device."""
         graph, profiles = self.graph_at(micro_batch), self.profiles(micro_batch)
-        formats, optimizer = self._training.precision, self._job.optimizer
-        costs = block_costs(self.chain, graph, profiles, self.cluster.devices, formats, optimizer, self._differentiable)
+        formats, optimizer = self._precision, self._job.optimizer
+        costs = block_costs(self.chain, graph, profiles, self.cluster.devices, formats, optimizer)
         selective = self._single_device_repeats(micro_batch)
         return replace(costs, steps=functools.partial(self._step, micro_batch), selective=selective)
 
-    def _single_device_repeats(self, micro_batch: int) -> RepeatedModules:
+    def _single_device_repeats(self, micro_batch: int) -> Selective:
         """Prices of recomputing modules where every replica is one device."""
         graph, profiles = self.graph_at(micro_batch), self.profiles(micro_batch)
-        blocks, number_formats = self.chain.blocks, self._training.precision
+        blocks, number_formats = self.chain.blocks, self._precision
 
         def forward_s(b: int, places: tuple[int, ...]) -> np.ndarray:
             nodes = [blocks[b].nodes[place] for place in places]
@@ -227,14 +234,14 @@ class Pricer:
         def saved() -> KeptStorages:
             return [tuple(kept.items()) for kept in block_storages(self.chain, profiles[0])]
 
-        return RepeatedModules(self._reruns, saved, forward_s, size_of)
+        return module_prices(self._reruns, saved, forward_s, size_of)
 
     def _find_reruns(self) -> Reruns:
         """What blocks recompute for lists of modules; the same for all micro-batch sizes.
 
         Which lists are worth trying is decided at one sample, or at the exported batch where that is fixed.
         """
-        graph, job, number_formats = self.graph, self._job, precision(self._job.precision)
+        graph, job, number_formats = self.graph, self._job, self._precision
         try:
             batch = self.graph_at(1).batch
         except ModelError:  # a node stops the batch: all plans have the exported one
@@ -258,7 +265,7 @@ class Pricer:
 
     def _step(self, micro_batch: int, device_type: int, micro_batches: int, lookups: int) -> Step:
         """Variables that a data-parallel step exchanges (`BlockCosts.steps`)."""
-        prices, number_formats = self.profiles(micro_batch)[device_type], precision(self._job.precision)
+        prices, number_formats = self.profiles(micro_batch)[device_type], self._precision
         return step_of(
             self.graph_at(micro_batch),
             prices.forward_s,
@@ -284,16 +291,16 @@ class Pricer:
             + "".join(f"; without {words}" for words in given_up)
         )
 
-    def floors(self, micro_batch: int) -> list[tuple[BlockCosts, FloorKey]]:
+    def floors(self, micro_batch: int) -> Floors:
         """By mesh, lower bounds on the costs of any sharding: no communication, and everything split evenly."""
         meshes = [mesh for mesh in self.meshes if micro_batch % self._dealt_ways(mesh) == 0]
         return [(self._floor(micro_batch, ranks_of(mesh)), (mesh,)) for mesh in meshes]
 
-    def closest(self, floors: Sequence[tuple[BlockCosts, FloorKey]]) -> list[tuple[BlockCosts, FloorKey]]:
+    def closest(self, floors: Floors) -> Floors:
         """Floors of meshes, with the closest in place of each that any search within the same limits worked out."""
         return [each for floor, key in floors for each in self._known_floors(floor, key)]
 
-    def _known_floors(self, floor: BlockCosts, key: FloorKey) -> Sequence[tuple[BlockCosts, FloorKey]]:
+    def _known_floors(self, floor: BlockCosts, key: FloorKey) -> Floors:
         if self._knows(Pricer._floors_on, floor.micro_batch, key[0]):
             return self._floors_on(floor.micro_batch, key[0])
         if roles_of(key[0]) and self._knows(Pricer._inner_on, self._largest_micro_batch, key[0]):
@@ -331,9 +338,7 @@ class Pricer:
             shardings += self._shardings_on(micro_batch, *min(floors)[1]) if floors else ()
         return shardings
 
-    def refine(
-        self, micro_batch: int, key: FloorKey
-    ) -> tuple[Sequence[tuple[BlockCosts, FloorKey]], Sequence[BlockCosts]]:
+    def refine(self, micro_batch: int, key: FloorKey) -> Refinement:
         """Refine a floor by one step: closer floors with their keys, or the shardings worth trying, fastest first.
 
         A mesh with context or expert axes first gets a floor with its exchanges. A mesh then gets one floor for each
@@ -347,8 +352,8 @@ class Pricer:
 
     def finer(self, micro_batch: int, number: int) -> Sequence[BlockCosts]:
         """More shardings on the mesh and boundaries of a given one, picked by finer steps of the price of memory."""
-        entry = self.entry(micro_batch, number)
-        return self._shardings_on(micro_batch, entry.inner.mesh.axes, entry.sharded.boundaries, True)
+        known, _ = self.entry(micro_batch, number)
+        return self._shardings_on(micro_batch, known.inner.mesh.axes, known.costs.boundaries, True)
 
     @_kept
     def least(self, micro_batch: int, key: FloorKey) -> BlockCosts | None:
@@ -361,9 +366,8 @@ class Pricer:
         points, which no point that is not far slower goes below by more than rounding.
         """
         floors = [floor for floor, own in self._floors_on(micro_batch, key[0]) if own == key]
-        inner, training, number = self._inner_on(micro_batch, key[0]), self._training, next(self._floor_numbers)
-        leanest = leanest_costs(inner, key[1])
-        lean = [sharded_block_costs(inner, each, training, self._differentiable, number) for each in leanest]
+        inner, number = self._inner_on(micro_batch, key[0]), next(self._floor_numbers)
+        lean = [sharded_block_costs(inner, each, 0.0, number) for each in leanest_costs(inner, key[1])]
         return least_costs(floors[0], lean, self._shardings_on(micro_batch, *key)[0])
 
     @_kept
@@ -384,7 +388,7 @@ class Pricer:
             ties=tuple(replace(tie, elements=tie.elements / ranks) for tie in one_rank.ties),
             kept_bytes=None if one_rank.kept_bytes is None else one_rank.kept_bytes / ranks,
             ranks=ranks,
-            selective=one_rank.selective and EvenRepeats(one_rank.selective, ranks, self._reruns, forward_s),
+            selective=one_rank.selective and even_prices(one_rank.selective, ranks, self._reruns, forward_s),
         )
 
     @functools.cached_property
@@ -426,7 +430,7 @@ class Pricer:
     def _inner_on(self, micro_batch: int, mesh: MeshAxes) -> InnerCosts:
         as_layers, between, _ = self.limits
         allowed = tuple(boundary for boundary in LAYER_BOUNDARIES if not between or boundary.value in between)
-        return self._inner_with(micro_batch, mesh, allowed if as_layers else InnerOptions().boundaries, as_layers)
+        return self._inner_with(micro_batch, mesh, allowed if as_layers else BOUNDARIES, as_layers)
 
     def _inner_with(
         self,
@@ -436,23 +440,19 @@ class Pricer:
         as_layers: bool = False,
         device_type: int = 0,
     ) -> InnerCosts:
-        job, number_formats = self._job, self._training.precision
+        job, number_formats = self._job, self._precision
         state = optimizer_state_bytes(job.optimizer, number_formats)
-        return inner_costs(
-            self.chain,
+        setting = Setting(
             self.graph_at(micro_batch),
-            self.profiles(micro_batch)[device_type],
             mesh_on(self.cluster, {axis.name: axis.size for axis in mesh}, copies=experts_of_row(self.graph)),
-            options=InnerOptions(
-                boundaries=boundaries,
-                item_bytes=number_formats.compute.bits / 8,
-                state=StateBytes(number_formats.held_weight_bytes, number_formats.held_gradient_bytes, state),
-                micro_batches=max(1, job.global_batch // micro_batch),
-                options=Options(roles=roles_of(mesh), as_layers=as_layers),
-                forbidden=job.forbid,
-            ),
-            cache=self._inner,
+            item_bytes=number_formats.compute.bits / 8,
+            state=StateBytes(number_formats.held_weight_bytes, number_formats.held_gradient_bytes, state),
+            micro_batches=max(1, job.global_batch // micro_batch),
+            options=Options(roles=roles_of(mesh), as_layers=as_layers),
+            forbidden=job.forbid,
         )
+        prices = self.profiles(micro_batch)[device_type]
+        return inner_costs(self.chain, prices, setting, boundaries=boundaries, cache=self._inner)
 
     @_kept
     def _shardings_on(
@@ -466,15 +466,15 @@ class Pricer:
 
     def _numbered(self, inner: InnerCosts, sharded: ShardedCosts, device_type: int = 0) -> BlockCosts:
         """Costs of a sharding under the next free number of its micro-batch size; the same on all device types."""
-        numbered = self._shardings_by_size.setdefault(inner.micro_batch, [])
+        numbered = self._numbered_at.setdefault(inner.micro_batch, [])
         number = len(numbered) + 1
         device, prices = self.cluster.devices[device_type], self.profiles(inner.micro_batch)[device_type]
-        training = replace(self._training, device=device, update_byte_per_s=prices.update_byte_per_s)
-        costs = sharded_block_costs(inner, sharded, training, self._differentiable, number)
+        element_s = update_s_per_element(device, self._precision, self._job.optimizer, prices.update_byte_per_s)
+        costs = sharded_block_costs(inner, sharded, element_s, number)
         of_weights_s = sharded_weight_grad_s(self.costs(inner.micro_batch), sharded, device_type)
         costs = replace(costs, weight_grad_s=of_weights_s)
         types = len(self.cluster.devices)
         repeats = sharded_repeats(inner, sharded, self._reruns, types)
         costs = replace(on_all_types(costs, types), selective=repeats)
-        numbered.append(Sharded(number, inner, sharded, costs))
+        numbered.append((StageSharding(inner, sharded), costs))
         return costs

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from planner.space.configuration import RecomputeChoice
 from planner.space.layers import Layers
-from planner.space.recompute_choices import recompute_choices, recomputed_modules
-from planner.space.repeats import LeastRepeats
+from planner.space.repeats import least_prices
 from planner.space.types import BlockCosts, Configuration, StageChoice
 
 
@@ -35,8 +35,7 @@ class StageProblem:
         slice_devices: devices of one copy.
         schedule: name of the schedule.
         zero: ZeRO stage.
-        ways: [Q] how a stage may recompute, the fastest first: "never", "always" (all layers), or names of modules.
-        offloads: [Q] what it keeps in the host's memory beside: names of modules; empty for nothing.
+        ways: [Q] how a stage may keep activations or recompute them, the fastest first.
         max_stages: most stages; 0 means no limit.
         overlap: fraction of the last micro-batch's backward behind which synchronisation hides.
         replicas: int64 [R], the replicas that each option of a stage has; ascending among those of a sharding.
@@ -89,8 +88,7 @@ class StageProblem:
     slice_devices: int
     schedule: str
     zero: int
-    ways: np.ndarray
-    offloads: np.ndarray
+    ways: tuple[RecomputeChoice, ...]
     max_stages: int
     overlap: float
     replicas: np.ndarray
@@ -141,16 +139,14 @@ class StageProblem:
 
         With `layers` it recomputes the first so many of its layers.
         """
-        replicas, sharding, choice = int(self.replicas[option]), int(self.shardings[option]), str(self.ways[way])
-        shared = self.ranks, sharding, self.context, self.expert
-        (wanted, *_) = recompute_choices(choice)
-        offload = recomputed_modules(str(self.offloads[way]))
-        kept = wanted.repeats, offload, layers or wanted.layers
-        return StageChoice(start, stop, replicas, wanted.recompute, *shared, *kept)
+        replicas, sharding, choice = int(self.replicas[option]), int(self.shardings[option]), self.ways[way]
+        shared, kept = (self.ranks, sharding, self.context, self.expert), (choice.repeats, choice.offload)
+        return StageChoice(start, stop, replicas, choice.recompute, *shared, *kept, layers or choice.layers)
 
     def with_ways(self, ways: Sequence[int]) -> dict[str, Any]:
-        """The tables by way, of some of the ways only."""
-        return {name: table[ways] if len(table := getattr(self, name)) else table for name in BY_WAY}
+        """Some of the ways only, with their tables."""
+        tables = {name: table[ways] if len(table := getattr(self, name)) else table for name in BY_WAY_AND_KIND}
+        return {"ways": tuple(self.ways[way] for way in ways), **tables}
 
     def _with_same_layers(self, stages: tuple[StageChoice, ...]) -> tuple[StageChoice, ...]:
         """The stages with as many recomputed layers in each as one of them needs at most."""
@@ -180,7 +176,6 @@ BY_OPTION = ("replicas", "in_flight", "passing", "filling", "tied_class", "shard
 BY_PLACE = ("sync_s", "exchange_forward_s", "exchange_backward_s", "update_s", "resident_bytes")
 BY_KIND = ("forward_s", "backward_s", "capacity_bytes", "host_byte_per_s")
 BY_WAY_AND_KIND = ("repeat_s", "saved_bytes", "working_bytes", "moved_bytes")
-BY_WAY = ("ways", "offloads", *BY_WAY_AND_KIND)
 """Tables of a problem by what their first axis counts, and by way those that have kinds along the second."""
 
 _LEAST = (
@@ -229,8 +224,8 @@ def least_of(costs: Sequence[BlockCosts]) -> BlockCosts:
         for k, entry in enumerate(first.inner_replicas)
     )
     selective = [c.selective for c in costs if c.selective is not None]
-    least_repeats = LeastRepeats(tuple(selective)) if len(selective) == len(costs) else None
-    return replace(first, **least, inner_replicas=inner, selective=least_repeats)
+    prices = least_prices(selective) if len(selective) == len(costs) else None
+    return replace(first, **least, inner_replicas=inner, selective=prices)
 
 
 def joined(problems: Sequence[StageProblem]) -> StageProblem:

@@ -12,8 +12,9 @@ import numpy as np
 from planner.exchange import RankGroup
 from planner.memory import most_that_fit
 from planner.space.blocks import range_sums, range_table, repeated_bytes
-from planner.space.layers import Layers, choice_of_layers
-from planner.space.recompute_choices import RecomputeChoice, ways_of
+from planner.space.configuration import KEEP_ALL, RecomputeChoice
+from planner.space.layers import Layers
+from planner.space.recompute_choices import ways_of
 from planner.space.repeats import BUFFERS, selective_costs
 from planner.space.types import BlockCosts
 
@@ -28,28 +29,19 @@ class StageWay:
     """Costs of one way to keep or to recompute a stage's activations, by ranges of blocks i..j.
 
     Attributes:
-        recompute: True if layers are recomputed, the first `layers` of a stage; 0 for all.
-        repeats: names of modules that are recomputed otherwise.
+        choice: the way.
         repeat_s: [t, n, n] seconds of recomputation in the backward.
         saved_bytes: [n, n] activation bytes of each micro-batch in flight.
         working_bytes: [n, n] further activation bytes of the micro-batch whose forward is being repeated.
-        offload: names of modules whose activations lie in the host's memory, as in `StageChoice`.
-        moved_bytes: [n, n] activation bytes of each micro-batch in flight that lie there; None without `offload`.
+        moved_bytes: [n, n] activation bytes of each micro-batch in flight that lie in the host's memory; None where
+            nothing does.
     """
 
-    recompute: bool
-    repeats: tuple[str, ...]
+    choice: RecomputeChoice
     repeat_s: np.ndarray
     saved_bytes: np.ndarray
     working_bytes: np.ndarray
-    layers: int = 0
-    offload: tuple[str, ...] = ()
     moved_bytes: np.ndarray | None = None
-
-    @property
-    def choice(self) -> str:
-        """The way as it is written in `Job.recompute`."""
-        return ",".join(self.repeats) or (choice_of_layers(self.layers) if self.recompute else "never")
 
 
 def first_layers_bytes(
@@ -153,15 +145,15 @@ class Ranges:
         key = choice, whole_stages
         if key not in self._ways:
             kept = self._sums(_or_zeros(self._costs.kept_bytes, self._costs.parameter_elements))
-            if choice == RecomputeChoice():
+            if choice == KEEP_ALL:
                 nothing = np.zeros_like(self.saved_bytes)
-                way = StageWay(False, (), np.zeros_like(self.forward_s), self.saved_bytes, nothing)
+                way = StageWay(choice, np.zeros_like(self.forward_s), self.saved_bytes, nothing)
             elif not choice.recompute:
                 way = self._selective(choice, kept)
             else:
-                way = self._layers(kept, whole_stages=whole_stages)
-                way = self._first_layers(way, choice.layers) if choice.layers else way
-                way = self._without_inputs(way, kept, choice.offload) if choice.offload else way
+                way = self._layers(choice, kept, whole_stages=whole_stages)
+                way = self._first_layers(way) if choice.layers else way
+                way = self._without_inputs(way, kept) if choice.offload else way
             self._ways[key] = way
         return self._ways[key]
 
@@ -219,45 +211,43 @@ class Ranges:
         prices = selective_costs(self._costs, choice.repeats, choice.offload)
         # By the time a module is recomputed, the micro-batch has freed the activations of the last block.
         working = np.maximum(self._maxima(prices.working_bytes) - kept, 0.0)
-        way = StageWay(False, choice.repeats, self._sums(prices.repeat_s), self._table(prices.saved_bytes), working)
+        way = StageWay(choice, self._sums(prices.repeat_s), self._table(prices.saved_bytes), working)
         if not choice.offload:
             return way
-        return self._offloaded(way, choice.offload, self._table(prices.moved_bytes), prices.block_moved_bytes)
+        return self._offloaded(way, self._table(prices.moved_bytes), prices.block_moved_bytes)
 
-    def _without_inputs(self, all_layers: StageWay, kept: np.ndarray, offload: tuple[str, ...]) -> StageWay:
+    def _without_inputs(self, all_layers: StageWay, kept: np.ndarray) -> StageWay:
         """The way to recompute all layers whose inputs lie in the host's memory: what is left is kept whole."""
         inputs = self._costs.checkpoint_bytes
         way = replace(all_layers, saved_bytes=kept)
-        return self._offloaded(way, offload, self._table(inputs), np.diagonal(inputs))
+        return self._offloaded(way, self._table(inputs), np.diagonal(inputs))
 
-    def _offloaded(
-        self, way: StageWay, offload: tuple[str, ...], moved_bytes: np.ndarray, of_blocks: np.ndarray
-    ) -> StageWay:
+    def _offloaded(self, way: StageWay, moved_bytes: np.ndarray, of_blocks: np.ndarray) -> StageWay:
         """A way with what moves to the host, of which that of `BUFFERS` blocks is on the device."""
         buffered_bytes = np.minimum(moved_bytes, BUFFERS * self._maxima(of_blocks))
-        return replace(way, working_bytes=way.working_bytes + buffered_bytes, offload=offload, moved_bytes=moved_bytes)
+        return replace(way, working_bytes=way.working_bytes + buffered_bytes, moved_bytes=moved_bytes)
 
-    def _layers(self, kept: np.ndarray, *, whole_stages: bool) -> StageWay:
+    def _layers(self, choice: RecomputeChoice, kept: np.ndarray, *, whole_stages: bool) -> StageWay:
         costs = self._costs
         if whole_stages:
             saved = np.broadcast_to(costs.boundary_bytes[:-1, None], costs.saved_bytes.shape)
-            return StageWay(True, (), self.forward_s, self._table(saved), self.saved_bytes)
+            return StageWay(choice, self.forward_s, self._table(saved), self.saved_bytes)
         repeat_s = self._sums(costs.forward_s if costs.repeated is None else costs.forward_s * costs.repeated)
         working = np.maximum(self._table(repeated_bytes(costs)) - kept, 0.0)
-        return StageWay(True, (), repeat_s, self._table(costs.checkpoint_bytes) + kept, working)
+        return StageWay(choice, repeat_s, self._table(costs.checkpoint_bytes) + kept, working)
 
-    def _first_layers(self, all_layers: StageWay, layers: int) -> StageWay:
-        """The way to recompute the first so many layers of a stage; one block is of one layer at most."""
+    def _first_layers(self, all_layers: StageWay) -> StageWay:
+        """The way to recompute the first layers of a stage, as many as it says; one block is of one layer at most."""
         if self._alone:
-            return replace(all_layers, layers=layers)
+            return all_layers
         count = len(self.saved_bytes)
         first, last = (np.broadcast_to(np.arange(count)[axis], (count, count)) for axis in ((..., None), (None, ...)))
         last = np.maximum(first, last)
-        kept_from = self._costs.layers.kept_from(first, last + 1, layers)
+        kept_from = self._costs.layers.kept_from(first, last + 1, all_layers.choice.layers)
         tables = all_layers.saved_bytes, all_layers.working_bytes
         saved, working = first_layers_bytes(tables, self.saved_bytes, (), (first, last), kept_from)
         repeat_s = all_layers.repeat_s[:, first, kept_from - 1]
-        return StageWay(True, (), repeat_s, np.triu(saved), np.triu(working), layers)
+        return StageWay(all_layers.choice, repeat_s, np.triu(saved), np.triu(working))
 
     def least_needs(self, choices: Iterable[RecomputeChoice], layers: Layers | None) -> Iterator[StageWay]:
         """Lower bounds on some ways to recompute.
@@ -283,7 +273,7 @@ class Ranges:
             repeat_s, saved_bytes, working_bytes = np.zeros_like(self.forward_s), np.zeros((n, n)), np.zeros((n, n))
             repeat_s[:, *span] = all_layers.repeat_s[:, span[0], fewest - 1]
             saved_bytes[span], working_bytes[span] = kept, working
-            yield StageWay(True, (), repeat_s, saved_bytes, working_bytes)
+            yield StageWay(all_layers.choice, repeat_s, saved_bytes, working_bytes)
 
     def least_activations(self, choices: Iterable[RecomputeChoice]) -> np.ndarray:
         """[n, n] fewest activation bytes that one micro-batch needs with one of some ways to recompute."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from planner.space.configuration import LAYER_INPUT
+from planner.space.configuration import KEEP_ALL, LAYER_INPUT, RecomputeChoice
 from planner.space.layers import layers_of_choice
 from planner.space.types import BlockCosts, Job
 
@@ -19,15 +17,6 @@ def recomputed_modules(choice: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(part.strip() for part in choice.split(",") if part.strip()))
 
 
-class RecomputeChoice(NamedTuple):
-    """One way to keep a stage's activations or to recompute them, as in `StageChoice`."""
-
-    recompute: bool = False
-    repeats: tuple[str, ...] = ()
-    layers: int = 0
-    offload: tuple[str, ...] = ()
-
-
 def recompute_choices(choice: str) -> tuple[RecomputeChoice, ...]:
     """The ways to recompute that a choice names: nothing, all layers, its number of layers, or its modules."""
     if recomputed_modules(choice):
@@ -35,7 +24,7 @@ def recompute_choices(choice: str) -> tuple[RecomputeChoice, ...]:
     all_layers = RecomputeChoice(True, layers=layers_of_choice(choice))
     if choice == "always" or all_layers.layers:
         return (all_layers,)
-    return (RecomputeChoice(),) if choice == "never" else (RecomputeChoice(), all_layers)
+    return (KEEP_ALL,) if choice == "never" else (KEEP_ALL, all_layers)
 
 
 def allows_some_layers(job: Job) -> bool:
@@ -52,7 +41,7 @@ def ways_of(choice: str, costs: BlockCosts) -> tuple[RecomputeChoice, ...]:
     """The ways to recompute that a stage may choose from, fastest first; without those of some of its layers."""
     named = recompute_choices(choice)
     lists = tuple(RecomputeChoice(repeats=modules) for modules in lists_of(choice, costs))
-    return (*(each for each in named if each == RecomputeChoice()), *lists, *(each for each in named if each.recompute))
+    return (*(each for each in named if each == KEEP_ALL), *lists, *(each for each in named if each.recompute))
 
 
 def offload_choices(job: Job, costs: BlockCosts) -> tuple[RecomputeChoice, ...]:
@@ -71,7 +60,7 @@ def offload_choices(job: Job, costs: BlockCosts) -> tuple[RecomputeChoice, ...]:
 
 def rungs(way: RecomputeChoice, costs: BlockCosts, choice: str) -> tuple[RecomputeChoice, ...]:
     """The ways of `ways_of` that no stage is slower with than with a way that offloads, and that way, fastest first."""
-    below = (RecomputeChoice(), way._replace(offload=()))
+    below = (KEEP_ALL, way._replace(offload=()))
     return (*(each for each in ways_of(choice, costs) if way.recompute or each in below), way)
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from planner.operators.modules import MODULE_KINDS, drops_output, module_nodes, 
 from planner.registry import did_you_mean
 from planner.space.blocks import head_block, kept_table
 from planner.space.recompute_choices import CHOICES
-from planner.space.types import BlockCosts, RepeatCosts, Selective
+from planner.space.types import BlockCosts, Modules, RepeatCosts, Selective
 
 MOST_OFFERED = 2
 """Lists of modules that a search tries."""
@@ -248,8 +248,12 @@ class Reruns:
         """Name of a tensor that an operator of a block reads."""
         return self._graph.nodes[self.chain.blocks[b].nodes[place]].inputs[position]
 
+    def present(self, kinds: Modules) -> Modules:
+        """Those of some kinds of modules that the model has."""
+        return tuple(kind for kind in kinds if module_nodes(self._graph, kind))
+
     @functools.cached_property
-    def offered(self) -> tuple[tuple[str, ...], ...]:
+    def offered(self) -> tuple[Modules, ...]:
         """Lists of modules worth trying, each containing the operators of the list before it.
 
         Greedy: the module that frees most bytes a second of recomputation is added next.
@@ -303,8 +307,13 @@ def _unknown_module(graph: Graph, name: str) -> JobError:
     return JobError(f"nothing to recompute or offload is called {name!r}", hint=did_you_mean(name, known))
 
 
-class RepeatedModules:
-    """Prices of recomputing and offloading modules (`planner.space.types.Selective`).
+def module_prices(
+    reruns: Callable[[], Reruns],
+    saved: Callable[[], KeptStorages],
+    forward_s: Callable[[int, tuple[int, ...]], np.ndarray],
+    size_of: Callable[[int, int, int], float],
+) -> Selective:
+    """Prices of recomputing and offloading modules, each list once.
 
     Args:
         reruns: gives the recomputed operators; called at the first price.
@@ -313,125 +322,78 @@ class RepeatedModules:
         size_of: gives the bytes of an input, by block, place of the operator that reads it, and position.
     """
 
-    def __init__(
-        self,
-        reruns: Callable[[], Reruns],
-        saved: Callable[[], KeptStorages],
-        forward_s: Callable[[int, tuple[int, ...]], np.ndarray],
-        size_of: Callable[[int, int, int], float],
-    ) -> None:
-        self._reruns, self._saved, self._forward_s, self._size_of = reruns, saved, forward_s, size_of
-        self._priced = functools.cache(self._price)
+    @functools.cache
+    def price(repeats: Modules, offload: Modules) -> RepeatCosts:
+        return _module_costs(reruns(), saved(), forward_s, size_of, (repeats, offload))
 
-    @property
-    def offered(self) -> tuple[tuple[str, ...], ...]:
-        """Lists of modules worth trying."""
-        return self._reruns().offered
-
-    def present(self, kinds: tuple[str, ...]) -> tuple[str, ...]:
-        """Those of some kinds of modules that the model has."""
-        graph = self._reruns().chain.graph
-        return tuple(kind for kind in kinds if module_nodes(graph, kind))
-
-    def __call__(self, repeats: tuple[str, ...], offload: tuple[str, ...] = (), /) -> RepeatCosts:
-        """Prices of recomputing some modules, and of moving what others keep to the host."""
-        return self._priced(repeats, offload)
-
-    def _price(self, repeats: tuple[str, ...], offload: tuple[str, ...]) -> RepeatCosts:
-        seconds, kept, working = [], [], []
-        reruns, saved = self._reruns(), self._saved()
-        for b, rerun in enumerate(reruns.of(repeats)):
-            freed = {reruns.storage(b, slot): group for slot, group in rerun.freed}
-            brought_back = dict.fromkeys(freed.values(), 0.0)
-            for storage, size in saved[b]:
-                if storage in freed:
-                    brought_back[freed[storage]] += size
-            added = [(reruns.operand(b, *at), self._size_of(b, *at)) for at in rerun.added]
-            kept.append([*((name, size) for name, size in saved[b] if name not in freed), *added])
-            seconds.append(self._forward_s(b, rerun.places))
-            working.append(max(brought_back.values(), default=0.0))
-        moved_bytes, block_moved_bytes = np.zeros((len(kept), len(kept))), np.zeros(len(kept))
-        if offload:
-            away, root = reruns.moved(repeats, offload), reruns.root
-            moved = [[each for each in own if root(each[0]) in roots] for own, roots in zip(kept, away, strict=True)]
-            kept = [[each for each in own if root(each[0]) not in roots] for own, roots in zip(kept, away, strict=True)]
-            moved_bytes, block_moved_bytes = kept_table(moved), np.array([sum(s for _, s in own) for own in moved])
-        return RepeatCosts(
-            repeats, np.array(seconds).T, kept_table(kept), np.array(working), moved_bytes, block_moved_bytes
-        )
+    return Selective(lambda: reruns().offered, lambda kinds: reruns().present(kinds), price)
 
 
-@dataclass(frozen=True)
-class EvenRepeats:
+def _module_costs(
+    reruns: Reruns,
+    saved: KeptStorages,
+    forward_s: Callable[[int, tuple[int, ...]], np.ndarray],
+    size_of: Callable[[int, int, int], float],
+    wanted: tuple[Modules, Modules],
+) -> RepeatCosts:
+    """The price of `module_prices` for the modules `wanted`: to be recomputed, and offloaded."""
+    seconds, kept, working = [], [], []
+    for b, rerun in enumerate(reruns.of(wanted[0])):
+        freed = {reruns.storage(b, slot): group for slot, group in rerun.freed}
+        brought_back = dict.fromkeys(freed.values(), 0.0)
+        for storage, size in saved[b]:
+            if storage in freed:
+                brought_back[freed[storage]] += size
+        added = [(reruns.operand(b, *at), size_of(b, *at)) for at in rerun.added]
+        kept.append([*((name, size) for name, size in saved[b] if name not in freed), *added])
+        seconds.append(forward_s(b, rerun.places))
+        working.append(max(brought_back.values(), default=0.0))
+    moved_bytes, block_moved_bytes = np.zeros((len(kept), len(kept))), np.zeros(len(kept))
+    if wanted[1]:
+        away, root = reruns.moved(*wanted), reruns.root
+        moved = [[each for each in own if root(each[0]) in roots] for own, roots in zip(kept, away, strict=True)]
+        kept = [[each for each in own if root(each[0]) not in roots] for own, roots in zip(kept, away, strict=True)]
+        moved_bytes, block_moved_bytes = kept_table(moved), np.array([sum(s for _, s in own) for own in moved])
+    return RepeatCosts(
+        wanted[0], np.array(seconds).T, kept_table(kept), np.array(working), moved_bytes, block_moved_bytes
+    )
+
+
+def even_prices(whole: Selective, ranks: int, reruns: Callable[[], Reruns], node_s: np.ndarray) -> Selective:
     """Lower bound on recomputing modules under any sharding over some ranks: an even share, no communication.
 
-    Attributes:
+    Args:
         whole: prices on one rank.
         ranks: ranks of a replica.
         reruns: gives the recomputed operators.
-        forward_s: [nodes] seconds of each operator's share.
+        node_s: [nodes] forward seconds of each operator's share.
     """
 
-    whole: Selective
-    ranks: int
-    reruns: Callable[[], Reruns]
-    forward_s: np.ndarray
-    _known: dict[tuple[tuple[str, ...], ...], RepeatCosts] = field(default_factory=dict, repr=False)
+    @functools.cache
+    def price(repeats: Modules, offload: Modules) -> RepeatCosts:
+        blocks = zip(reruns().chain.blocks, reruns().of(repeats), strict=True)
+        seconds = [float(node_s[[block.nodes[place] for place in rerun.places]].sum()) for block, rerun in blocks]
+        on_one = whole(repeats, offload)
+        shares = {name: getattr(on_one, name) / ranks for name in _BYTES}
+        return RepeatCosts(repeats, np.array([seconds]), **shares)
 
-    @property
-    def offered(self) -> tuple[tuple[str, ...], ...]:
-        """Lists of modules worth trying."""
-        return self.whole.offered
-
-    def present(self, kinds: tuple[str, ...]) -> tuple[str, ...]:
-        """Those of some kinds of modules that the model has."""
-        return self.whole.present(kinds)
-
-    def __call__(self, repeats: tuple[str, ...], offload: tuple[str, ...] = (), /) -> RepeatCosts:
-        """Lower bounds for lists of modules."""
-        if (repeats, offload) not in self._known:
-            self._known[repeats, offload] = self._price(repeats, offload)
-        return self._known[repeats, offload]
-
-    def _price(self, repeats: tuple[str, ...], offload: tuple[str, ...]) -> RepeatCosts:
-        whole, reruns = self.whole(repeats, offload), self.reruns()
-        seconds = [
-            float(self.forward_s[[block.nodes[place] for place in rerun.places]].sum())
-            for block, rerun in zip(reruns.chain.blocks, reruns.of(repeats), strict=True)
-        ]
-        return RepeatCosts(
-            repeats,
-            np.array([seconds]),
-            whole.saved_bytes / self.ranks,
-            whole.working_bytes / self.ranks,
-            whole.moved_bytes / self.ranks,
-            whole.block_moved_bytes / self.ranks,
-        )
+    return replace(whole, price=price)
 
 
-@dataclass(frozen=True)
-class LeastRepeats:
+def least_prices(several: Sequence[Selective]) -> Selective:
     """Lower bound on several prices of recomputing modules."""
 
-    several: tuple[Selective, ...]
+    @functools.cache
+    def price(repeats: Modules, offload: Modules) -> RepeatCosts:
+        prices = [each(repeats, offload) for each in several]
+        names = ("repeat_s", *_BYTES)
+        return RepeatCosts(repeats, **{n: np.minimum.reduce([getattr(p, n) for p in prices]) for n in names})
 
-    @property
-    def offered(self) -> tuple[tuple[str, ...], ...]:
-        """Lists of modules worth trying."""
-        return self.several[0].offered
+    return replace(several[0], price=price)
 
-    def present(self, kinds: tuple[str, ...]) -> tuple[str, ...]:
-        """Those of some kinds of modules that the model has."""
-        return self.several[0].present(kinds)
 
-    def __call__(self, repeats: tuple[str, ...], offload: tuple[str, ...] = (), /) -> RepeatCosts:
-        """Lower bounds for lists of modules."""
-        prices = [each(repeats, offload) for each in self.several]
-        least = [
-            np.minimum.reduce([getattr(p, name) for p in prices])
-            for name in ("repeat_s", "saved_bytes", "working_bytes", "moved_bytes", "block_moved_bytes")
-        ]
-        return RepeatCosts(repeats, *least)
+_BYTES = ("saved_bytes", "working_bytes", "moved_bytes", "block_moved_bytes")
+"""Bytes of `RepeatCosts`."""
 
 
 def selective_costs(costs: BlockCosts, repeats: tuple[str, ...], offload: tuple[str, ...] = ()) -> RepeatCosts:

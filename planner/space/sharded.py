@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from planner.costs.precision import Precision
-from planner.hardware.types import Collective, Device
+from planner.hardware.types import Collective
+from planner.operators import needs_gradient
 from planner.sharding.inner import InnerCosts
 from planner.sharding.inner_points import operand_bytes, rerun_s
 from planner.sharding.layout import REPLICATED, shard_elements
@@ -23,49 +23,16 @@ from planner.space.blocks import (
     head_bytes,
     kept_table,
     tied_parameters,
-    update_s_per_element,
 )
 from planner.space.layers import layer_starts
-from planner.space.repeats import RepeatedModules, Reruns
-from planner.space.types import BlockCosts, InnerReplicas
+from planner.space.repeats import Reruns, module_prices
+from planner.space.types import BlockCosts, InnerReplicas, Selective
 
 _SUMMING = (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.ALL_GATHER)
 """Collectives of which recipes of gradients and weights are made."""
 
 
-@dataclass(frozen=True, slots=True)
-class Training:
-    """The device type, number formats and optimizer that the costs of a sharded chain depend on.
-
-    `update_byte_per_s` is as in `Profile`.
-    """
-
-    device: Device
-    precision: Precision
-    optimizer: str
-    update_byte_per_s: float = 0.0
-
-
-@dataclass(frozen=True)
-class Sharded:
-    """One sharding of the operators of a chain on a mesh.
-
-    Attributes:
-        number: its number at the micro-batch size, from 1.
-        inner: the points that each block can pick on the mesh.
-        sharded: the points picked.
-        costs: their costs.
-    """
-
-    number: int
-    inner: InnerCosts
-    sharded: ShardedCosts
-    costs: BlockCosts
-
-
-def sharded_block_costs(
-    inner: InnerCosts, sharded: ShardedCosts, training: Training, differentiable: frozenset[str], number: int
-) -> BlockCosts:
+def sharded_block_costs(inner: InnerCosts, sharded: ShardedCosts, element_s: float, number: int) -> BlockCosts:
     """Costs of one rank for a chain whose blocks are sharded on a mesh.
 
     Ranks that hold the same tensor at a boundary send equal parts of it, which are gathered on the other side
@@ -74,8 +41,7 @@ def sharded_block_costs(
     Args:
         inner: the points of the blocks.
         sharded: the ones that were picked.
-        training: device and number formats.
-        differentiable: names of the tensors through which gradients flow.
+        element_s: seconds of the optimizer step a parameter (`update_s_per_element`).
         number: of this sharding among those of the micro-batch size; not 0.
 
     O(nodes + blocks^2).
@@ -85,16 +51,14 @@ def sharded_block_costs(
     elements, ties = tied_parameters([own.parameters for own in sharded.held], _multiplicities(inner, sharded))
     elements += [own.parameter_elements for own in sharded.held]
     inner_replicas = tuple(_inner_replicas(inner, sharded))
-    device, byte_per_s = training.device, training.update_byte_per_s
-    step_s = update_s_per_element(device, training.precision, training.optimizer, byte_per_s)
     tensors = _boundary_tensors(inner, sharded)
     forward = _crossing(inner, tensors, frozenset(tensors))
-    backward = _crossing(inner, tensors, differentiable)
+    backward = _crossing(inner, tensors, needs_gradient(inner.graph))
     return BlockCosts(
         micro_batch=inner.micro_batch,
         forward_s=sharded.forward_s[None, :],
         backward_s=sharded.backward_s[None, :],
-        update_s=step_s * elements[None, :],
+        update_s=element_s * elements[None, :],
         parameter_elements=elements,
         saved_bytes=kept_table([own.saved for own in sharded.held], [own.saved_bytes for own in sharded.held]),
         checkpoint_bytes=checkpoint_table(chain, {name: size for name, (size, _) in tensors.items()}, starts),
@@ -148,7 +112,7 @@ def _multiplicities(inner: InnerCosts, sharded: ShardedCosts) -> dict[str, int]:
 
 def _inner_replicas(inner: InnerCosts, sharded: ShardedCosts) -> Iterator[InnerReplicas]:
     """Weights that several ranks of the mesh hold, for every set of axes that split samples or steps."""
-    dealing, mesh = inner.options.options.dealing, inner.mesh
+    dealing, mesh = inner.setting.options.dealing, inner.mesh
     counts = _multiplicities(inner, sharded)
     for axes in (each for n in range(1, len(dealing) + 1) for each in itertools.combinations(dealing, n)):
         parameters = [
@@ -164,9 +128,7 @@ def _along(inner: InnerCosts, role: AxisRole) -> int:
     return math.prod(axis.size for axis in inner.mesh.axes if axis.role is role)
 
 
-def sharded_repeats(
-    inner: InnerCosts, sharded: ShardedCosts, reruns: Callable[[], Reruns], types: int
-) -> RepeatedModules:
+def sharded_repeats(inner: InnerCosts, sharded: ShardedCosts, reruns: Callable[[], Reruns], types: int) -> Selective:
     """Prices of recomputing modules of a sharded chain, on one rank; the same on `types` device types."""
     seconds: dict[tuple[int, tuple[int, ...]], float] = {}
 
@@ -190,7 +152,7 @@ def sharded_repeats(
         made = zip(inner.blocks, sharded.points, strict=True)
         return [tuple((block.named_as(name), size) for name, size in point.saved) for block, point in made]
 
-    return RepeatedModules(reruns, saved, forward_s, size_of)
+    return module_prices(reruns, saved, forward_s, size_of)
 
 
 def on_all_types(costs: BlockCosts, types: int) -> BlockCosts:
@@ -227,13 +189,12 @@ def _crossing(
 
 def _boundary_tensors(inner: InnerCosts, sharded: ShardedCosts) -> dict[str, tuple[float, tuple[int, ...]]]:
     """By tensor that crosses a boundary, bytes on a rank, and the mesh axes on which it is replicated."""
-    tensors, options, sizes = {}, inner.options, inner.mesh.sizes
+    tensors, sizes = {}, inner.mesh.sizes
     for name in sorted(inner.chain.crossing_tensors):
         tensor = inner.graph.tensors[name]
         layout = sharded.layouts[name]
         axes = tuple(a for a, part in enumerate(layout) if part == REPLICATED)
-        item_bytes = options.item_bytes if tensor.dtype.is_float else tensor.dtype.bits / 8
-        tensors[name] = item_bytes * shard_elements(tensor.shape, layout, sizes), axes
+        tensors[name] = inner.setting.bytes_of(tensor) * shard_elements(tensor.shape, layout, sizes), axes
     return tensors
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -28,7 +27,7 @@ from planner.space.jobs import overlap_of, precision_of
 from planner.space.repeats import BUFFERS, selective_costs
 from planner.space.schemes import SchemeExchange, with_scheme
 from planner.space.types import BlockCosts, Job, MemoryBytes, StageTerms, Tie
-from planner.space.workers import Workers, sending_at_once
+from planner.space.workers import Workers, exchanging_at_once, in_turn, sending_at_once, sums_together
 
 
 @dataclass(frozen=True)
@@ -376,11 +375,9 @@ def _kept_from(costs: BlockCosts, choice: StageChoice) -> int:
 
 
 def _concurrent(setting: Setting, index: int) -> int:
-    """Number of groups that exchange at the same time on the same links: those of all stages, rank by rank."""
-    configuration, ranks = setting.configuration, setting.configuration.stages[index].ranks
-    workers, holders = len(setting.workers.hosted), len(setting.workers.holders[index])
-    width = configuration.slice_devices // ranks if configuration.slice_devices else workers
-    return max(1, width // holders) * ranks
+    """Number of groups that exchange at the same time as those of a stage."""
+    ranks, workers = setting.configuration.stages[index].ranks, setting.workers
+    return exchanging_at_once(setting.configuration, ranks, len(workers.hosted), len(workers.holders[index]))
 
 
 def _sum_over(seconds: np.ndarray | None, blocks: Sequence[int]) -> float:
@@ -512,9 +509,8 @@ def _buffered(moved_bytes: float, by_block: np.ndarray) -> float:
 def _tied_s(setting: Setting, groups: Sequence[np.ndarray]) -> list[float]:
     """By stage, seconds to sum the gradients of its weights that later stages hold too.
 
-    With g the greatest common divisor of the holders' replicas, replica q of each exchanges with all replicas of the
-    others whose number is q modulo g: these see the same micro-batches. All g groups of all copies communicate at once,
-    and the slowest counts, at the first holder: its backward ends last. Holders on one worker sum without a transfer.
+    Of the ranks that sum together (`sums_together`) the slowest count, at the first holder: its backward ends last.
+    Holders on one worker sum without a transfer.
     """
     configuration, tied_s = setting.configuration, [0.0] * len(groups)
     payload_bytes = precision_of(setting.job, setting.cluster).gradient_bytes
@@ -524,13 +520,8 @@ def _tied_s(setting: Setting, groups: Sequence[np.ndarray]) -> list[float]:
         elements = max((setting.costs(k).ties[number].shard_elements for k in holders), default=0.0)
         if len({setting.workers.holders[k] for k in holders}) < 2 or not elements:
             continue
-        sets_a_copy = math.gcd(*(groups[k].shape[1] for k in holders))
-        concurrent = configuration.copies * sets_a_copy * stages[holders[0]].ranks
-        rank_sets = (
-            np.unique(np.concatenate([groups[k][copy, q::sets_a_copy, 0] for k in holders]))
-            for copy in range(configuration.copies)
-            for q in range(sets_a_copy)
-        )
+        rank_sets = sums_together([groups[k] for k in holders])
+        concurrent = len(rank_sets) * stages[holders[0]].ranks
         tied_s[holders[0]] += max(
             collective_s(setting.cluster, Collective.ALL_REDUCE, ranks, elements * payload_bytes, concurrent)
             for ranks in rank_sets
@@ -554,7 +545,6 @@ def _transfer_s(
         sources, targets = senders_at[:, :, None, ends], receivers_at[:, None, :, ends]
         concurrent = sending_at_once(senders_at[:, :1], receivers_at)
         return float(send_terms(cluster, sources, targets, concurrent).seconds(payload_bytes).min(axis=2).max())
-    turns = np.arange(int(np.lcm(senders, receivers)))
-    sources, targets = senders_at[:, turns % senders][..., ends], receivers_at[:, turns % receivers][..., ends]
+    sources, targets = (side[..., ends] for side in in_turn(senders_at, receivers_at))
     terms = send_terms(cluster, sources, targets, sending_at_once(senders_at, receivers_at))
     return float(terms.seconds(payload_bytes).max())

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 
 from planner import schedules
-from planner.play import Conditions, StageTimes, Trace, Transfers, weight_part_s
-from planner.play.measure import play_schedule
+from planner.play import Conditions, StageTimes, Transfers, weight_part_s
+from planner.play.measure import Steady, play_schedule
 from planner.schedules import Schedule
 from planner.space.configuration import Configuration
 from planner.space.types import Certificate, Evaluation, StageTerms
@@ -20,21 +20,6 @@ MOST_MICRO_BATCHES = 1_000_000
 
 ALONE = "this configuration alone, in any order of its work"
 """The space of the bound of a configuration that was named, not searched."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Timing:
-    """The result of playing a configuration.
-
-    Attributes:
-        iteration_s: seconds of an iteration, by the schedule's convention.
-        bubble: fraction of the workers' time in which they are idle.
-        trace: the played actions of one copy: one iteration, or as many as show the steady pace.
-    """
-
-    iteration_s: float
-    bubble: float
-    trace: Trace
 
 
 def times_of_terms(schedule: Schedule, stages: Sequence[StageTerms], recomputed: Collection[int] = ()) -> StageTimes:
@@ -54,7 +39,7 @@ def times_of_terms(schedule: Schedule, stages: Sequence[StageTerms], recomputed:
     )
 
 
-def play_terms(configuration: Configuration, schedule: Schedule, stages: Sequence[StageTerms]) -> Timing:
+def play_terms(configuration: Configuration, schedule: Schedule, stages: Sequence[StageTerms]) -> Steady:
     """Play one copy of a configuration, since all copies are equal. O(actions).
 
     A pipeline that never drains is timed between iterations of its periodic part. Its gradients are exchanged in
@@ -63,12 +48,10 @@ def play_terms(configuration: Configuration, schedule: Schedule, stages: Sequenc
     pipeline = pipeline_of(configuration)
     times = times_of_terms(schedule, stages, schedule.recomputed_stages(pipeline))
     played = play_schedule(schedule, pipeline, times, Conditions(configuration.transfers))
-    iteration_s = played.iteration_s
-    if not schedule.drains and len(stages) > 1:
-        exchanges = schedule.exchanges(pipeline)
-        iteration_s = max(iteration_s, *(t.sync_s * n for t, n in zip(stages, exchanges, strict=True)))
-    busy_s = float(played.trace.compute_s().mean()) / played.played
-    return Timing(iteration_s, max(0.0, 1.0 - busy_s / iteration_s) if iteration_s > 0 else 0.0, played.trace)
+    if schedule.drains or len(stages) < 2:
+        return played
+    exchanges_s = (t.sync_s * n for t, n in zip(stages, schedule.exchanges(pipeline), strict=True))
+    return replace(played, iteration_s=max(played.iteration_s, *exchanges_s))
 
 
 def played_s(

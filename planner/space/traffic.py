@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,28 +15,16 @@ from planner.hardware.types import Cluster
 from planner.space.configuration import Configuration
 from planner.space.terms import shard_elements_of
 from planner.space.types import BlockCosts
-from planner.space.workers import lay_workers, pipeline_of
+from planner.space.workers import in_turn, lay_workers, pipeline_of
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TrafficInputs:
-    """The inputs for counting the bytes that configurations send.
-
-    Attributes:
-        shelf: costs of the blocks by number of the sharding.
-        inside_bytes: by number of the sharding, float64 [n] bytes that a rank sends inside its replica, by block and
-            micro-batch.
-        cluster: the machine.
-        precision: number formats.
-    """
-
-    shelf: Mapping[int, BlockCosts]
-    inside_bytes: Mapping[int, np.ndarray]
-    cluster: Cluster
-    precision: Precision
-
-
-def traffic_of(sent: TrafficInputs, configuration: Configuration, *, exchanged: bool = True) -> Traffic:
+def traffic_of(
+    configuration: Configuration,
+    cluster: Cluster,
+    shelf: Mapping[int, BlockCosts],
+    inside_bytes: Mapping[int, np.ndarray],
+    precision: Precision | None,
+) -> Traffic:
     """Bytes that an iteration sends between stages, inside replicas, and for gradients and weights.
 
     Every rank of a stage sends its part to the equal rank of the next stage. Bytes inside a replica are counted as a
@@ -46,13 +32,16 @@ def traffic_of(sent: TrafficInputs, configuration: Configuration, *, exchanged: 
     exchange as rings.
 
     Args:
-        sent: costs and cluster.
         configuration: what is run, without an exchange scheme (whose exchange counts its own bytes).
-        exchanged: with the exchange of gradients and weights.
+        cluster: the machine.
+        shelf: costs of the blocks by number of the sharding.
+        inside_bytes: by number of the sharding, float64 [n] bytes that a rank sends inside its replica, by block and
+            micro-batch.
+        precision: number formats in which gradients and weights are exchanged; None without their exchange.
     """
     schedule, pipeline = schedules.get(configuration.schedule), pipeline_of(configuration)
     workers, exchange_counts = lay_workers(configuration, schedule), schedule.exchanges(pipeline)
-    fabric = fabric_of(sent.cluster, np.unique(np.concatenate([r.ravel() for r in workers.ranks])).tolist())
+    fabric = fabric_of(cluster, np.unique(np.concatenate([r.ravel() for r in workers.ranks])).tolist())
     places = {rank: place for place, rank in enumerate(fabric.ranks)}
     places_of = np.vectorize(places.__getitem__, otypes=[np.int64])
     groups = [places_of(workers.groups(stage)) for stage in range(len(configuration.stages))]
@@ -61,14 +50,15 @@ def traffic_of(sent: TrafficInputs, configuration: Configuration, *, exchanged: 
         stage_ranks = groups[stage]
         if stage and workers.holders[stage - 1] != workers.holders[stage]:
             ends = groups[stage - 1], stage_ranks
-            total = total + _passed(fabric, sent.shelf[choice.sharding], configuration, stage, ends)
+            total = total + _passed(fabric, shelf[choice.sharding], configuration, stage, ends)
         if choice.ranks > 1:
-            sent_bytes = float(sent.inside_bytes[choice.sharding][choice.start : choice.stop].sum())
+            sent_bytes = float(inside_bytes[choice.sharding][choice.start : choice.stop].sum())
             next_ranks = np.roll(stage_ranks, -1, axis=2)
             passes = configuration.micro_batches / stage_ranks.shape[1]
             total = total + rank_traffic(fabric, stage_ranks.ravel(), next_ranks.ravel(), passes * sent_bytes)
-        if exchanged:
-            total = total + _exchanged(fabric, sent, configuration, stage, stage_ranks, exchange_counts[stage])
+        if precision is not None:
+            own = stage, stage_ranks, exchange_counts[stage]
+            total = total + _exchanged(fabric, shelf[choice.sharding], precision, configuration, own)
     return total
 
 
@@ -76,39 +66,39 @@ def _passed(
     fabric: Fabric, costs: BlockCosts, configuration: Configuration, stage: int, ends: tuple[np.ndarray, np.ndarray]
 ) -> Traffic:
     """Bytes of activations to a stage and of their gradients back; replicas take micro-batches in turn."""
-    (before, own), boundary = ends, configuration.stages[stage].start
-    turns = np.arange(math.lcm(before.shape[1], own.shape[1]))
-    source = before[:, turns % before.shape[1]].ravel()
-    target = own[:, turns % own.shape[1]].ravel()
-    each = configuration.micro_batches / len(turns)
+    sides, boundary = in_turn(*ends), configuration.stages[stage].start
+    source, target = (side.ravel() for side in sides)
+    each = configuration.micro_batches / sides[0].shape[1]
     forth = rank_traffic(fabric, source, target, each * float(costs.boundary_bytes[boundary]))
     return forth + rank_traffic(fabric, target, source, each * float(costs.gradient_boundary_bytes[boundary]))
 
 
 def _exchanged(
-    fabric: Fabric, sent: TrafficInputs, configuration: Configuration, stage: int, own: np.ndarray, times: float
+    fabric: Fabric,
+    costs: BlockCosts,
+    precision: Precision,
+    configuration: Configuration,
+    place: tuple[int, np.ndarray, float],
 ) -> Traffic:
     """Bytes that a stage exchanges among ranks of a replica that hold the same elements, then among replicas.
 
-    Steps at the end run `times` an iteration, those of a pass once a micro-batch.
+    `place` has the stage, its ranks and the exchanges of an iteration: so often run steps at the end, those of a pass
+    once a micro-batch.
     """
-    total, choice, costs = (
-        nothing(fabric),
-        configuration.stages[stage],
-        sent.shelf[configuration.stages[stage].sharding],
-    )
+    stage, own, times = place
+    total, choice = nothing(fabric), configuration.stages[stage]
     elements = shard_elements_of(costs, range(choice.start, choice.stop))
     passes = configuration.micro_batches / own.shape[1]
     for inner in costs.inner_replicas:
         held, turned = float(inner.elements[choice.start : choice.stop].sum()), np.roll(own, -1, axis=2)
         for step in recipe_of(configuration.zero, configuration.shard_over).among_inner:
             runs = times if step.phase is Phase.END else passes
-            each = runs * moved_bytes(step.collective, held * step.payload(sent.precision), inner.ranks)
+            each = runs * moved_bytes(step.collective, held * step.payload(precision), inner.ranks)
             total = total + rank_traffic(fabric, own.ravel(), turned.ravel(), each)
     for rank in range(choice.ranks):
         members = np.unique(own[..., rank])
         for step in recipe_of(configuration.zero, configuration.shard_over).steps if len(members) > 1 else ():
             runs = times if step.phase is Phase.END else passes
-            payload = runs * elements * step.payload(sent.precision)
+            payload = runs * elements * step.payload(precision)
             total = total + step_traffic(fabric, step, members=members) * payload
     return total

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from planner.exchange.types import Step
 from planner.hardware import Collective, Terms
-from planner.hardware.types import HEADROOM
+from planner.hardware.types import HEADROOM, Cluster
 from planner.play import Transfers
-from planner.space.configuration import Configuration, StageChoice
+from planner.space.configuration import KEEP_ALL, UNRESTRICTED, Configuration, RecomputeChoice, StageChoice, Structure
 from planner.space.layers import Layers
-from planner.space.structure import UNRESTRICTED, Structure
 
 if TYPE_CHECKING:
     from planner.space.schemes import SchemeExchange
@@ -117,6 +116,10 @@ class Job:
     headroom: float = HEADROOM
     backends: tuple[str, ...] = ()
     structure: Structure = UNRESTRICTED
+
+    def devices_of(self, cluster: Cluster) -> int:
+        """How many devices of a cluster may be used."""
+        return min(self.devices or cluster.device_count, cluster.device_count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,18 +336,11 @@ class InnerReplicas:
     terms: Mapping[Collective, Terms]
 
 
-class ExchangedStep(Protocol):
-    """Gives the variables of a model at a micro-batch size, with the times at which their gradients are complete."""
+ExchangedStep = Callable[[int, int, int], Step]
+"""Gives one optimizer step of a replica: its variables, with the times at which their gradients are complete.
 
-    def __call__(self, device_type: int, micro_batches: int, lookups: int, /) -> Step:
-        """One optimizer step of a replica on that device type.
-
-        Args:
-            device_type: index of the type.
-            micro_batches: number whose gradients a replica accumulates.
-            lookups: number of micro-batches whose looked-up rows are merged on a machine before they are sent.
-        """
-        ...
+By index of the device type, number of micro-batches whose gradients a replica accumulates, and number of micro-batches
+whose looked-up rows are merged on a machine before they are sent."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -368,24 +364,36 @@ class RepeatCosts:
     block_moved_bytes: np.ndarray
 
 
-class Selective(Protocol):
-    """Gives the prices of selective recomputation and offload."""
+Modules = tuple[str, ...]
+"""Names of modules that are recomputed or offloaded together."""
+
+
+@dataclass(frozen=True, eq=False)
+class Selective:
+    """Gives the prices of selective recomputation and offload.
+
+    Attributes:
+        lists: gives the lists of modules worth trying, each containing the list before it.
+        present: gives those of some kinds of modules that the model has.
+        price: gives the prices of modules that are recomputed, and of modules whose kept activations move to the host.
+    """
+
+    lists: Callable[[], tuple[Modules, ...]]
+    present: Callable[[Modules], Modules]
+    price: Callable[[Modules, Modules], RepeatCosts]
 
     @property
-    def offered(self) -> tuple[tuple[str, ...], ...]:
-        """Lists of modules worth trying, each containing the list before it."""
+    def offered(self) -> tuple[Modules, ...]:
+        """Lists of modules worth trying."""
+        return self.lists()
 
-    def present(self, kinds: tuple[str, ...], /) -> tuple[str, ...]:
-        """Those of some kinds of modules that the model has."""
-        ...
-
-    def __call__(self, repeats: tuple[str, ...], offload: tuple[str, ...] = (), /) -> RepeatCosts:
+    def __call__(self, repeats: Modules, offload: Modules = ()) -> RepeatCosts:
         """The prices of modules that are recomputed, and of modules whose kept activations move to the host.
 
         Raises:
             JobError: the model has no module of a name.
         """
-        ...
+        return self.price(repeats, offload)
 
 
 @dataclass(frozen=True)
@@ -478,16 +486,9 @@ class BlockCosts:
         starts = np.arange(len(self.parameter_elements)) if self.layer_starts is None else self.layer_starts
         return Layers.of(self.names, starts)
 
-    def stage(
-        self,
-        start: int,
-        stop: int,
-        replicas: int = 1,
-        recompute: bool = False,
-        repeats: tuple[str, ...] = (),
-        layers: int = 0,
-        offload: tuple[str, ...] = (),
-    ) -> StageChoice:
+    def stage(self, start: int, stop: int, replicas: int = 1, keeping: RecomputeChoice = KEEP_ALL) -> StageChoice:
         """A stage of blocks `start` to `stop` (exclusive) with the sharding of these costs."""
-        sharding = self.ranks, self.sharding, self.context, self.expert
-        return StageChoice(start, stop, replicas, recompute, *sharding, repeats, offload, layers)
+        shared = self.ranks, self.sharding, self.context, self.expert
+        return StageChoice(
+            start, stop, replicas, keeping.recompute, *shared, keeping.repeats, keeping.offload, keeping.layers
+        )

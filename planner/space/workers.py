@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -94,3 +95,43 @@ def sending_at_once(before: np.ndarray, here: np.ndarray) -> int:
     copies, senders, ranks = map(int, before.shape)
     side_by_side = copies > 1 and int(before[1, 0, 0] - before[0, 0, 0]) == senders * ranks
     return (copies if side_by_side else 1) * min(senders, int(here.shape[1])) * ranks
+
+
+def in_turn(before: np.ndarray, here: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Ranks that send over a boundary and those that receive, [copies, turns, ranks], as replicas take their turns.
+
+    Args:
+        before, here: ranks of the stages on both sides, int64 [copies, replicas, ranks of a replica].
+    """
+    turns = np.arange(math.lcm(before.shape[1], here.shape[1]))
+    return before[:, turns % before.shape[1]], here[:, turns % here.shape[1]]
+
+
+def sums_together(groups: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Sets of ranks that sum gradients of weights which several stages hold; all of them communicate at once.
+
+    With g the greatest common divisor of the holders' replicas, replica q of each exchanges with all replicas of the
+    others whose number is q modulo g: these see the same micro-batches.
+
+    Args:
+        groups: ranks of the stages, int64 [copies, replicas, ranks of a replica]; the first rank stands for a replica.
+    """
+    sets_a_copy = math.gcd(*(group.shape[1] for group in groups))
+    return [
+        np.unique(np.concatenate([group[copy, q::sets_a_copy, 0] for group in groups]))
+        for copy in range(len(groups[0]))
+        for q in range(sets_a_copy)
+    ]
+
+
+def exchanging_at_once(configuration: Configuration, ranks: int, workers: int, holders: int) -> int:
+    """Number of groups that exchange at the same time on the same links: those of all stages, rank by rank.
+
+    Args:
+        configuration: the configuration.
+        ranks: of a replica of the stage.
+        workers: of one copy.
+        holders: workers of one copy that hold the stage.
+    """
+    width = configuration.slice_devices // ranks if configuration.slice_devices else workers
+    return max(1, width // holders) * ranks

@@ -67,7 +67,7 @@ def _block_too_large(setting: Setting, job: Job) -> bool:
     """True if one block's states exceed every device and the job neither shares blocks nor fixes the depth."""
     states_bytes = setting.costs(setting.sizes[0]).parameter_elements.max() * setting.parameter_bytes
     shares = job.zero != (0,) or allowed_ranks(job) != (1,)
-    largest_bytes = max(device.usable_bytes for device in setting.cluster.devices)
+    largest_bytes = setting.cluster.largest_bytes
     return not shares and len(job.pipeline_stages) != 1 and bool(states_bytes > largest_bytes)
 
 

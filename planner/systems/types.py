@@ -22,7 +22,7 @@ from planner.space.pricer import Pricer
 from planner.space.schemes import SchemeExchange, exchange_of
 from planner.space.subspaces import Limits
 from planner.space.terms import elements_of
-from planner.space.traffic import TrafficInputs, traffic_of
+from planner.space.traffic import traffic_of
 from planner.space.types import BlockCosts, Job, MemoryBytes
 from planner.systems.backends import Backend
 
@@ -196,8 +196,8 @@ class Setting:
         self.cluster = with_headroom(cluster, self.job.headroom)
         self.name = prices.chain.graph.name
         self.blocks = len(prices.chain.blocks)
-        self.devices = min(self.job.devices or cluster.device_count, cluster.device_count)
-        self.smallest_device_bytes = float(min(device.usable_bytes for device in self.cluster.devices))
+        self.devices = self.job.devices_of(cluster)
+        self.smallest_device_bytes = float(self.cluster.smallest_bytes)
         self.precision = precision(self.job.precision)
         self.optimizer_bytes = optimizer_state_bytes(self.job.optimizer, self.precision)
         self.parameter_bytes = (
@@ -206,8 +206,7 @@ class Setting:
         self.costs = prices.costs
         self.exchange = functools.cache(self._exchange)
         self.tables = functools.cache(self._tables)
-        sizes = worth_pricing(self.job, self.cluster, prices.chain.graph, self.costs)
-        self.sizes, self.fixed, self.notes = sizes.sizes, sizes.fixed, sizes.notes
+        self.sizes, self.fixed, self.notes = worth_pricing(self.job, self.cluster, prices.chain.graph, self.costs)
         self.changes_semantics = changes_semantics
         self.results: dict[str, SystemDecision] = {}
         self._unlimited_job = replace(without(self.job, LIMITS), devices=self.job.devices, micro_batches=())
@@ -232,7 +231,7 @@ class Setting:
     def block_costs(self, configuration: Configuration) -> Mapping[int, BlockCosts]:
         """Costs of the blocks by number of the sharding; 0 is no sharding."""
         numbers = {stage.sharding for stage in configuration.stages} - {0}
-        sharded = {number: self.prices.entry(configuration.micro_batch, number).costs for number in sorted(numbers)}
+        sharded = {number: self.prices.entry(configuration.micro_batch, number)[1] for number in sorted(numbers)}
         return {0: self.costs(configuration.micro_batch), **sharded}
 
     def traffic(self, configuration: Configuration, *, exchanged: bool = True) -> Traffic:
@@ -241,8 +240,8 @@ class Setting:
             return self.exchange(configuration).exchange.traffic
         shardings = self.prices.stage_shardings(configuration)
         inside = {number: sharding.costs.sent_bytes for number, sharding in shardings.items()}
-        sent = TrafficInputs(self.block_costs(configuration), inside, self.cluster, self.precision)
-        return traffic_of(sent, configuration, exchanged=exchanged)
+        exchanged_in = self.precision if exchanged else None
+        return traffic_of(configuration, self.cluster, self.block_costs(configuration), inside, exchanged_in)
 
     def _tables(self, micro_batch: int) -> StageTables:
         return StageTables(self.costs(micro_batch), self.precision, self.optimizer_bytes)

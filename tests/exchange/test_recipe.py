@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -62,19 +61,14 @@ SCATTER = ExchangeStep(Collective.REDUCE_SCATTER, Content.GRADIENTS, Phase.BACKW
 ACROSS = ExchangeStep(Collective.ALL_REDUCE, Content.GRADIENTS, Phase.END, Group.ACROSS)
 
 
-@dataclass(frozen=True, slots=True)
-class Hybrid(Sharded):
-    """Everything in shards inside a machine."""
-
-    key = "hybrid"
-    zero = NUMBER
-    recipe = Recipe((GATHER, AGAIN, SCATTER, ACROSS), Group.INSIDE, Group.INSIDE, Group.INSIDE)
+HYBRID = Sharded("hybrid", NUMBER, Recipe((GATHER, AGAIN, SCATTER, ACROSS), Group.INSIDE, Group.INSIDE, Group.INSIDE))
+"""Everything in shards inside a machine."""
 
 
 @pytest.fixture(autouse=True, scope="module")
 def hybrid() -> Iterator[None]:
     SCHEMES.names()  # all others first
-    SCHEMES.register("hybrid", Hybrid())
+    SCHEMES.register("hybrid", HYBRID)
     yield
     del SCHEMES._entries["hybrid"]
 
@@ -174,9 +168,9 @@ def test_bytes_and_memory_by_closed_form() -> None:
         return parts_of(MACHINE, ranks, group)
 
     # once: two gathers and a scatter of 1,000 B in each of three passes; at the end 2 * 1/2 * 1,000 B
-    assert sent_bytes(Hybrid.recipe, Sizes(), parts, 500.0, passes=3) == 3 * 3000 + 1000
-    assert phase_s(MACHINE, Hybrid.recipe, Phase.BACKWARD, ranks, Sizes(), 500.0) == pytest.approx(200)
-    kept = kept_bytes(Hybrid.recipe, Sizes(), 8.0, parts, 500.0, largest=100.0)
+    assert sent_bytes(HYBRID.recipe, Sizes(), parts, 500.0, passes=3) == 3 * 3000 + 1000
+    assert phase_s(MACHINE, HYBRID.recipe, Phase.BACKWARD, ranks, Sizes(), 500.0) == pytest.approx(200)
+    kept = kept_bytes(HYBRID.recipe, Sizes(), 8.0, parts, 500.0, largest=100.0)
     assert (kept.weights, kept.gradients, kept.optimizer) == (1000, 1000, 2000)
     assert kept.transient == 100 * 4 + 2 * 100 * 4
 

@@ -9,8 +9,8 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from planner.hardware import ALGORITHMS, Cluster, Collective, Terms
-from planner.solvers.types import Floors, Key
 from planner.space import BlockCosts, InnerReplicas, Job
+from planner.space.pricer import FloorKey, Floors
 from planner.space.types import Structure
 from tests.space.instances import chain, cluster
 
@@ -50,7 +50,7 @@ class Ways:
         """Of single devices."""
         return self.plain[micro_batch]
 
-    def floors(self, micro_batch: int) -> Sequence[tuple[BlockCosts, Key]]:
+    def floors(self, micro_batch: int) -> Sequence[tuple[BlockCosts, FloorKey]]:
         """The least of every figure over the ways with as many ranks."""
         found = []
         for ranks in sorted({c.ranks for c in self.sharded[micro_batch]}):
@@ -65,11 +65,13 @@ class Ways:
         """None are closer."""
         return floors
 
-    def refine(self, micro_batch: int, key: Key) -> tuple[Sequence[tuple[BlockCosts, Key]], Sequence[BlockCosts]]:
+    def refine(
+        self, micro_batch: int, key: FloorKey
+    ) -> tuple[Sequence[tuple[BlockCosts, FloorKey]], Sequence[BlockCosts]]:
         """A floor's ways."""
         return (), self._of(micro_batch, key[0])
 
-    def least(self, micro_batch: int, key: Key) -> None:
+    def least(self, micro_batch: int, key: FloorKey) -> None:
         """The ways are all there are."""
 
     def finer(self, micro_batch: int, number: int) -> Sequence[BlockCosts]:

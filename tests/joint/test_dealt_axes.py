@@ -23,9 +23,9 @@ from planner.operators import OpCall, graph_specs
 from planner.sharding import (
     AxisRole,
     InnerCosts,
-    InnerOptions,
     Options,
     Part,
+    Setting,
     Strategy,
     axes_text,
     exchange_bytes,
@@ -38,17 +38,17 @@ from planner.sharding import (
     strategies,
 )
 from planner.space import BlockCosts, Configuration, Job, evaluate
+from planner.space.blocks import update_s_per_element
 from planner.space.evaluate_many import evaluate_many
 from planner.space.jobs import meshes_for
 from planner.space.pricer import Pricer
-from planner.space.sharded import Training, sharded_block_costs
+from planner.space.sharded import sharded_block_costs
 from tests.operators.calls import graph, node
 from tests.space.instances import cluster
 
 BYTE_PER_S = 1e4
 MACHINE = cluster((8,), (BYTE_PER_S,), memory_bytes=(10**6,))
 DENSE, EXPERTS = 32 + 32 * 32 + 32, 2 * 8 * 32 * 64
-FLOWS = frozenset({"x", "h", "split", "turned", "rows", "wide", "narrow", "apart", "back", "y", "z"})
 
 
 def mixture() -> Graph:
@@ -87,15 +87,16 @@ def inner() -> InnerCosts:
         micro_batch=8, forward_s=times, backward_s=times, workspace_bytes=0 * times, saved=((),) * 11,
         at=lambda share, pieces=1: (share * times, share * times),
     )  # fmt: skip
-    options = InnerOptions(item_bytes=4.0, micro_batches=4, options=Options(roles=(AxisRole.EXPERT,)))
-    return inner_costs(chain, what, prices, mesh_on(MACHINE, {"expert": 4}), options=options)
+    options = Options(roles=(AxisRole.EXPERT,))
+    place = mesh_on(MACHINE, {"expert": 4})
+    return inner_costs(chain, prices, Setting(what, place, item_bytes=4.0, micro_batches=4, options=options))
 
 
 def costs() -> BlockCosts:
     """Costs of one rank."""
     found = inner()
-    training = Training(MACHINE.devices[0], precision("fp32"), "adam")
-    return sharded_block_costs(found, sharded_costs(found)[0], training, FLOWS, 1)
+    element_s = update_s_per_element(MACHINE.devices[0], precision("fp32"), "adam", 0.0)
+    return sharded_block_costs(found, sharded_costs(found)[0], element_s, 1)
 
 
 def test_rows_go_to_their_experts_and_back_in_either_pass() -> None:

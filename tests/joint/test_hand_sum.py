@@ -16,9 +16,10 @@ import pytest
 from planner.costs import precision
 from planner.graph import Block, Chain
 from planner.operators import SavedBytes
-from planner.sharding import Boundary, InnerOptions, inner_costs, mesh_on, sharded_costs
+from planner.sharding import Boundary, Setting, inner_costs, mesh_on, sharded_costs
 from planner.space import BlockCosts, Configuration, Job, StageChoice, evaluate
-from planner.space.sharded import Training, sharded_block_costs
+from planner.space.blocks import update_s_per_element
+from planner.space.sharded import sharded_block_costs
 from tests.operators.calls import graph, node
 from tests.space.instances import cluster
 
@@ -50,13 +51,11 @@ def mlp() -> BlockCosts:
         micro_batch=8, forward_s=times, backward_s=2 * times, workspace_bytes=np.zeros(4), saved=kept,
         at=lambda share, pieces=1: (share * times, share * 2 * times),
     )  # fmt: skip
-    options = InnerOptions(
-        boundaries=(Boundary.REPLICATED,), item_bytes=4.0, forbidden=("x:*", "MatMul:m", "r:d0"), micro_batches=4
-    )
-    inner = inner_costs(chain, what, prices, mesh_on(MACHINE, {"tensor": 2}), options=options)
-    flows = frozenset({"x", "h", "r", "y"})
-    training = Training(MACHINE.devices[0], precision("fp32"), "adam")
-    return sharded_block_costs(inner, sharded_costs(inner)[0], training, flows, 1)
+    place = mesh_on(MACHINE, {"tensor": 2})
+    setting = Setting(what, place, item_bytes=4.0, forbidden=("x:*", "MatMul:m", "r:d0"), micro_batches=4)
+    inner = inner_costs(chain, prices, setting, boundaries=(Boundary.REPLICATED,))
+    element_s = update_s_per_element(MACHINE.devices[0], precision("fp32"), "adam", 0.0)
+    return sharded_block_costs(inner, sharded_costs(inner)[0], element_s, 1)
 
 
 def test_two_replicas_of_two_ranks() -> None:

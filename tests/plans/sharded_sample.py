@@ -12,11 +12,11 @@ from planner import Job, load_cluster, load_graph
 from planner.costs import precision, profile
 from planner.graph import Graph, build_chain
 from planner.hardware import Cluster
-from planner.operators import needs_gradient, rebatch
+from planner.operators import rebatch
 from planner.plans import Plan, Provenance, assemble, with_simulation
 from planner.sharding import (
-    InnerOptions,
     InnerPoint,
+    Setting,
     StageSharding,
     StateBytes,
     inner_costs,
@@ -25,8 +25,9 @@ from planner.sharding import (
 )
 from planner.simulate import simulate
 from planner.space import BlockCosts, Certificate, Configuration, StageChoice, evaluate
+from planner.space.blocks import update_s_per_element
 from planner.space.jobs import mesh_names
-from planner.space.sharded import Training, sharded_block_costs
+from planner.space.sharded import sharded_block_costs
 
 
 @dataclass(frozen=True)
@@ -72,13 +73,11 @@ def sharded_plan(
     job = Job(global_batch=4 * micro_batch * copies, precision="bf16")
     numbers, state = precision(job.precision), StateBytes(2, 2, 12)
     chain, prices = build_chain(graph), profile(graph, cluster.devices[0])
-    options = InnerOptions(item_bytes=2.0, state=state, micro_batches=4 * copies)
     place = mesh_on(cluster, dict(zip(mesh_names(mesh), mesh, strict=True)))
-    inner = inner_costs(chain, graph, prices, place, options=options)
-    carrying = frozenset(needs_gradient(graph))
+    inner = inner_costs(chain, prices, Setting(graph, place, state=state, micro_batches=4 * copies))
     found = sharded_costs(inner)
-    training = Training(cluster.devices[0], numbers, job.optimizer)
-    costs = pick(tuple(sharded_block_costs(inner, each, training, carrying, k) for k, each in enumerate(found, 1)))
+    element_s = update_s_per_element(cluster.devices[0], numbers, job.optimizer, 0.0)
+    costs = pick(tuple(sharded_block_costs(inner, each, element_s, k) for k, each in enumerate(found, 1)))
     entry = StageSharding(inner, found[costs.sharding - 1])
     count = len(chain.blocks)
     cuts = [i * count // stages for i in range(stages + 1)]

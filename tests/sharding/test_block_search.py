@@ -94,13 +94,15 @@ def test_a_block_is_left_whole_where_nothing_else_can_be_searched(monkeypatch: p
 def test_what_is_given_up_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     chain, graph, prices = _one_block(1e-4)
     mesh = mesh_on(load_cluster("dgx-a100"), {"data": 2, "tensor": 4})
-    assert inner_costs(chain, graph, prices, mesh).given_up == ()
+    assert inner_costs(chain, prices, Setting(graph, mesh)).given_up == ()
     monkeypatch.setattr(block_search, "LIMIT", 50_000)
-    assert inner_costs(chain, graph, prices, mesh).given_up == (
+    assert inner_costs(chain, prices, Setting(graph, mesh)).given_up == (
         "layouts of 1 blocks (layer, ...) that treat the mesh axes data and tensor differently",
     )
     monkeypatch.setattr(block_search, "LIMIT", 1)
-    assert inner_costs(chain, graph, prices, mesh).given_up == ("2x4 ranks (scale needs too large tables there)",)
+    assert inner_costs(chain, prices, Setting(graph, mesh)).given_up == (
+        "2x4 ranks (scale needs too large tables there)",
+    )
 
 
 def test_nodes_alike_whole_but_not_in_parts_are_told_apart() -> None:
@@ -122,6 +124,6 @@ def test_where_parts_gain_nothing_nothing_is_cut() -> None:
     chain, graph, prices = _one_block()
     stubborn = SimpleNamespace(**{**vars(prices), "at": lambda share, pieces=1: (prices.forward_s, prices.backward_s)})
     mesh = mesh_on(load_cluster("dgx-a100"), {"tensor": 8})
-    point = inner_costs(chain, graph, stubborn, mesh).blocks[1].points[REPLICATED,][0]
+    point = inner_costs(chain, stubborn, Setting(graph, mesh)).blocks[1].points[REPLICATED,][0]
     assert point.forward_s + point.backward_s == pytest.approx(float(np.sum(prices.forward_s + prices.backward_s)))
     assert point.communication_s == 0.0

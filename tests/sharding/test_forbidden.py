@@ -10,7 +10,6 @@ from planner.errors import InfeasibleError
 from planner.graph import Graph
 from planner.sharding import (
     GraphFacts,
-    InnerOptions,
     Options,
     Setting,
     Strategy,
@@ -94,8 +93,7 @@ def test_an_operator_left_no_way_to_run_is_named() -> None:
 
 def test_blocks_are_sharded_without_them() -> None:
     chain, graph, prices = _one_block()
-    options = InnerOptions(forbidden=("MatMul:k", "MatMul:n"))
-    costs = inner_costs(chain, graph, prices, ideal_mesh((8,)), options=options)
+    costs = inner_costs(chain, prices, Setting(graph, ideal_mesh((8,)), forbidden=("MatMul:k", "MatMul:n")))
     for points in costs.blocks[1].points.values():
         for point in points:
             products = [point.decision[f"op:{k}"] for k in ("q0", "k0", "v0", "o", "u", "d")]

@@ -12,12 +12,10 @@ from planner.costs import precision, profile
 from planner.graph import Block, Chain, Graph, build_chain
 from planner.hardware import load_cluster
 from planner.importers import load_graph
-from planner.operators import needs_gradient
 from planner.sharding import (
     Boundary,
     InnerCache,
     InnerCosts,
-    InnerOptions,
     NodePrices,
     Options,
     Setting,
@@ -34,6 +32,7 @@ from planner.sharding import (
 )
 from planner.sharding.resting import variants
 from planner.space.blocks import block_costs, checkpoint_table, range_sums, range_table, wire_bytes
+from planner.space.sharded import sharded_block_costs
 from tests.operators.calls import node, tensor
 from tests.sharding.graphs import attention_block
 from tests.shared_data import shared_path
@@ -77,7 +76,7 @@ def test_boundaries_that_do_not_differ_are_one() -> None:
 def test_a_block_between_replicated_boundaries_sends_what_megatron_sends() -> None:
     """Four all-reduces of 1 x 2048 x 4096 elements in bf16 a layer, each sending 2 * 7/8 of it."""
     chain, graph, prices = _one_block()
-    costs = inner_costs(chain, graph, prices, mesh_on(load_cluster("dgx-a100"), {"tensor": 8}))
+    costs = inner_costs(chain, prices, Setting(graph, mesh_on(load_cluster("dgx-a100"), {"tensor": 8})))
     block = costs.blocks[1]
     fastest = block.points[REPLICATED,][0]
     assert fastest.sent_bytes == pytest.approx(4 * 2 * 7 / 8 * 2048 * 4096 * 2)
@@ -96,7 +95,7 @@ def test_a_block_between_replicated_boundaries_sends_what_megatron_sends() -> No
 def test_points_are_legal_pinned_and_none_beats_another() -> None:
     chain, graph, prices = _one_block(1e-4)
     mesh = mesh_on(load_cluster("dgx-a100"), {"data": 2, "tensor": 4})
-    costs = inner_costs(chain, graph, prices, mesh)
+    costs = inner_costs(chain, prices, Setting(graph, mesh))
     assert set(costs.boundaries) == {(a, b) for a in (REPLICATED, SEQUENCE) for b in (REPLICATED, SEQUENCE)}
     setting = Setting(
         graph,
@@ -125,20 +124,21 @@ def _real(name: str, ranks: tuple[int, ...], cache: InnerCache | None = None) ->
     graph = load_graph(shared_path(f"onnx/{name}.onnx"))
     cluster = load_cluster("dgx-a100", nodes=2)
     prices = profile(graph, cluster.devices[0])
-    return inner_costs(build_chain(graph), graph, prices, mesh_on(cluster, ranks), cache=cache), prices
+    return inner_costs(build_chain(graph), prices, Setting(graph, mesh_on(cluster, ranks)), cache=cache), prices
 
 
 @pytest.mark.parametrize("name", ["gpt2_124m_metadata", "vgg16"])
 def test_on_one_rank_the_arrays_are_those_of_the_unsharded_blocks(name: str) -> None:
     costs, prices = _real(name, (1,))
     graph, chain, cluster = costs.graph, costs.chain, load_cluster("dgx-a100", nodes=2)
-    plain = block_costs(chain, graph, [prices], cluster.devices[:1], precision("bf16"), "adam", needs_gradient(graph))  # type: ignore[list-item]
+    plain = block_costs(chain, graph, [prices], cluster.devices[:1], precision("bf16"), "adam")  # type: ignore[list-item]
     (one,) = sharded_costs(costs)
     np.testing.assert_allclose(one.forward_s, plain.forward_s[0])
     np.testing.assert_allclose(one.backward_s, plain.backward_s[0])
     np.testing.assert_allclose(one.parameter_elements, plain.parameter_elements)
-    np.testing.assert_allclose(one.boundary_bytes, plain.boundary_bytes)
-    np.testing.assert_allclose(one.gradient_boundary_bytes, plain.gradient_boundary_bytes)
+    sent = sharded_block_costs(costs, one, 0.0, 1)
+    np.testing.assert_allclose(sent.boundary_bytes, plain.boundary_bytes)
+    np.testing.assert_allclose(sent.gradient_boundary_bytes, plain.gradient_boundary_bytes)
     np.testing.assert_allclose(one.workspace_bytes, plain.workspace_bytes)
     assert not one.communication_s.any()
     sizes = {name: wire_bytes(graph, name, precision("bf16")) for name in chain.crossing_tensors}
@@ -163,7 +163,9 @@ def test_equal_blocks_are_solved_once_and_decisions_carry_their_own_names() -> N
         for points in block.points.values():
             decision = block.named(points[0]).decision
             assert {name[3:] for name in decision if name.startswith("op:")} == own | side
-    again = inner_costs(costs.chain, costs.graph, _real("gpt2_124m_metadata", (4,))[1], costs.mesh, cache=cache)  # type: ignore[arg-type]
+    again = inner_costs(
+        costs.chain, _real("gpt2_124m_metadata", (4,))[1], Setting(costs.graph, costs.mesh), cache=cache
+    )  # type: ignore[arg-type]
     assert again.solved == 0
 
 
@@ -189,8 +191,8 @@ def test_more_ranks_hold_less_and_sequence_boundaries_keep_least() -> None:
     whole = sharded_costs(_real("gpt2_124m_metadata", (1,))[0])[0]
     costs, prices = _real("gpt2_124m_metadata", (8,))
     found = sharded_costs(costs)
-    only = InnerOptions(boundaries=(REPLICATED,))
-    whole_ends = sharded_costs(inner_costs(costs.chain, costs.graph, prices, costs.mesh, options=only))  # type: ignore[arg-type]
+    plain = Setting(costs.graph, costs.mesh)
+    whole_ends = sharded_costs(inner_costs(costs.chain, prices, plain, boundaries=(REPLICATED,)))  # type: ignore[arg-type]
     assert {v.boundaries for v in whole_ends} == {(REPLICATED,)}
     least = min(v.saved_bytes.sum() for v in found)
     assert least < min(v.saved_bytes.sum() for v in whole_ends)
@@ -202,7 +204,7 @@ def test_more_ranks_hold_less_and_sequence_boundaries_keep_least() -> None:
 
 def test_only_allowed_boundaries_are_used() -> None:
     chain, graph, prices = _one_block()
-    costs = inner_costs(chain, graph, prices, ideal_mesh((8,)), options=InnerOptions(boundaries=(REPLICATED,)))
+    costs = inner_costs(chain, prices, Setting(graph, ideal_mesh((8,))), boundaries=(REPLICATED,))
     assert costs.boundaries == ((REPLICATED,),)
 
 
@@ -211,11 +213,11 @@ def test_padding_lets_uneven_blocks_be_cut() -> None:
     graph = load_graph(shared_path("onnx/vit_s16.onnx"))
     cluster = load_cluster("dgx-a100")
     chain, prices, mesh = build_chain(graph), profile(graph, cluster.devices[0]), mesh_on(cluster, (8,))
-    even = inner_costs(chain, graph, prices, mesh)
+    even = inner_costs(chain, prices, Setting(graph, mesh))
     assert even.boundaries == ((REPLICATED,), (BATCH,))
-    padded = InnerOptions(boundaries=(SEQUENCE,), options=Options(padded=True))
-    costs = inner_costs(chain, graph, prices, mesh, options=padded)
+    padded = Setting(graph, mesh, options=Options(padded=True))
+    costs = inner_costs(chain, prices, padded, boundaries=(SEQUENCE,))
     assert costs.boundaries == ((SEQUENCE,),)
     variant = sharded_costs(costs)[0]
     middle = len(chain.blocks) // 2
-    assert variant.boundary_bytes[middle] == 8 * 25 * 384 * 2
+    assert sharded_block_costs(costs, variant, 0.0, 1).boundary_bytes[middle] == 8 * 25 * 384 * 2

@@ -79,7 +79,7 @@ def test_blocks_of_gshard_over_64_devices_are_expert_parallel() -> None:
     graph = graph_from_proto(build_bundled("gshard-12.5b", batch=64, seq=1024), name="gshard")
     cluster = load_cluster("dgx-a100", nodes=8)
     mesh = mesh_on(cluster, {"experts": 64})
-    costs = inner_costs(build_chain(graph), graph, profile(graph, cluster.devices[0]), mesh)
+    costs = inner_costs(build_chain(graph), profile(graph, cluster.devices[0]), Setting(graph, mesh))
     assert costs.solved <= 8 < len(costs.blocks)
     best = sharded_costs(costs)[0]
     assert best.boundaries == (Boundary.BATCH,)
@@ -108,7 +108,7 @@ def test_experts_of_mixtral_are_dealt_to_eight_ranks() -> None:
     graph = load_bundled("mixtral-8x7b")
     cluster = load_cluster("dgx-h100", nodes=1)
     prices = profile(graph, cluster.devices[0])
-    costs = inner_costs(build_chain(graph), graph, prices, mesh_on(cluster, {"tensor": 8}))
+    costs = inner_costs(build_chain(graph), prices, Setting(graph, mesh_on(cluster, {"tensor": 8})))
     block = next(b for b in costs.blocks if any("experts" in n for n in b.points[Boundary.SEQUENCE,][0].decision))
     fastest = block.named(block.points[Boundary.SEQUENCE,][0])
     experts = {name: part for name, part in fastest.weights if len(graph.tensors[name].shape) == 3}

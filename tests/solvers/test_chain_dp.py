@@ -14,12 +14,12 @@ from planner.hardware import Cluster
 from planner.solvers import Solution, chain_dp
 from planner.solvers.diagnosis import least_memory_factor
 from planner.space import BlockCosts, Formulator, Job, StageProblem, evaluate
+from planner.space.configuration import Structure
 from planner.space.problem import alike, joined, least_of
 from planner.space.recompute_choices import offload_choices
-from planner.space.structure import Structure
 from planner.space.terms import TermCache
 from tests.oracles import stages as brute_force
-from tests.space.instances import Modules, chain, cluster, random_instance, shared_instance
+from tests.space.instances import chain, cluster, random_instance, random_modules, shared_instance
 
 SOLVERS = {"brute_force": brute_force.solve, "chain_dp": chain_dp.solve}
 
@@ -205,8 +205,8 @@ def test_slower_in_all_things_is_slower_by_that_factor(seed: int, factor: float)
     costs, machine, job = random_instance(seed)
     times = {name: getattr(costs, name) * factor for name in ("forward_s", "backward_s", "update_s")}
     slower = dataclasses.replace(costs, **times)
-    if isinstance(slower.selective, Modules):  # the seconds of what is repeated are parts of its forward
-        slower = dataclasses.replace(slower, selective=dataclasses.replace(slower.selective, costs=slower))
+    if slower.selective is not None:  # the seconds of what is repeated are parts of its forward
+        slower = dataclasses.replace(slower, selective=random_modules(seed, slower))
     levels = tuple(
         dataclasses.replace(
             level,

@@ -18,11 +18,10 @@ from hypothesis import strategies as st
 from planner.errors import InfeasibleError, JobError
 from planner.hardware import Cluster
 from planner.solvers import comparable, search
-from planner.solvers._account import Account
-from planner.solvers._effort import MAX_RAISED
+from planner.solvers._account import MAX_RAISED, Account
 from planner.solvers._frontier import OpenProblem
 from planner.space import BlockCosts, Configuration, Evaluation, Formulator, Job, evaluate, played_s
-from planner.space.structure import Structure
+from planner.space.configuration import Structure
 from planner.space.terms import TermCache
 from tests.oracles import stages as brute_force
 from tests.space.instances import chain, cluster, random_instance

@@ -8,7 +8,7 @@ import numpy as np
 
 from planner.hardware import Cluster, Curve, Device, Level
 from planner.space import BlockCosts, Job
-from planner.space.types import RepeatCosts, Tie
+from planner.space.types import RepeatCosts, Selective, Tie
 
 FLAT = Curve((1.0,), (1.0,))
 
@@ -131,7 +131,7 @@ def random_instance(
         repeated = rng.random(n) < 0.6
         kept = np.where(repeated, 0.0, np.asarray(whole(0, 60)))
         costs = dataclasses.replace(costs, repeated=repeated, kept_bytes=kept)
-    return dataclasses.replace(costs, selective=_random_modules(seed, costs)), machine, job
+    return dataclasses.replace(costs, selective=random_modules(seed, costs)), machine, job
 
 
 def ranged(values: np.ndarray) -> np.ndarray:
@@ -145,7 +145,6 @@ class Modules:
     """Prices of repeating the modules `a`, and `a` and `b`, by block; `c` may move to the host.
 
     Attributes:
-        offered: lists of modules.
         forward: [lists, n] part of a block's forward that is repeated.
         saved: [lists, n] bytes that each block still keeps.
         working: [n] bytes that a block brings back at a time.
@@ -153,7 +152,6 @@ class Modules:
         costs: of the chain.
     """
 
-    offered: tuple[tuple[str, ...], ...]
     forward: np.ndarray
     saved: np.ndarray
     working: np.ndarray
@@ -163,7 +161,7 @@ class Modules:
     def present(self, kinds: tuple[str, ...], /) -> tuple[str, ...]:
         return tuple(kind for kind in kinds if kind == "c")
 
-    def __call__(self, repeats: tuple[str, ...], offload: tuple[str, ...] = (), /) -> RepeatCosts:
+    def price(self, repeats: tuple[str, ...], offload: tuple[str, ...]) -> RepeatCosts:
         plain = np.diagonal(self.costs.saved_bytes), 0.0 * self.working, 0.0 * self.working
         lists = [plain, *((saved, part, self.working) for saved, part in zip(self.saved, self.forward, strict=True))]
         saved, part, working = lists[((), ("a",), ("a", "b")).index(repeats)]
@@ -173,7 +171,7 @@ class Modules:
         )
 
 
-def _random_modules(seed: int, costs: BlockCosts) -> Modules | None:
+def random_modules(seed: int, costs: BlockCosts) -> Selective | None:
     """For half of the chains that are short enough to enumerate all choices; the head, if any, repeats nothing."""
     rng, n = np.random.default_rng(seed + 10**6), len(costs.parameter_elements)
     if n > 3 or rng.random() < 0.5:
@@ -185,7 +183,8 @@ def _random_modules(seed: int, costs: BlockCosts) -> Modules | None:
     own = np.diagonal(costs.saved_bytes)
     offered = (("a",), ("a", "b")) if n < 3 else (("a",),)
     working, moving = np.rint(own * freed[1] / 2), rng.uniform(0, 1, n)
-    return Modules(offered, parts, np.rint(own * (1 - freed)), working, moving, costs)
+    modules = Modules(parts, np.rint(own * (1 - freed)), working, moving, costs)
+    return Selective(lambda: offered, modules.present, modules.price)
 
 
 def _ties(rng: np.random.Generator, elements: np.ndarray, others: bool) -> tuple[Tie, ...]:

@@ -211,8 +211,8 @@ def test_what_runs_again_on_several_ranks_communicates_again() -> None:
     cut = [costs for costs in own.shardings_of(1, 2) if "sequence" in costs.label]
     costs = min(cut, key=lambda each: float(each.parameter_elements.sum()))
     graph, shares, b = own.graph_at(1), own.profiles(1)[0].at(0.5)[0], layer(costs, 5)[1]
-    entry, nodes = own.entry(1, costs.sharding), own.chain.blocks[b].nodes
-    point = entry.inner.blocks[b].named(entry.sharded.points[b])
+    (known, _), nodes = own.entry(1, costs.sharding), own.chain.blocks[b].nodes
+    point = known.inner.blocks[b].named(known.costs.points[b])
     moved_s = {c.tensor: c.seconds for c in point.communication if c.phase == "forward"}
     gathered_s = sum(moved_s[name] for i in nodes if "Norm" in graph.nodes[i].op for name in graph.nodes[i].outputs)
     scattered_s = sum(moved_s.values()) - gathered_s

@@ -14,7 +14,7 @@ from planner.solvers.critical_path import bounded, critical_s, solve_bounded
 from planner.space.evaluate import evaluate
 from planner.space.evaluate_many import evaluate_many
 from planner.space.formulate import Formulator
-from planner.space.layers import Layers, choice_of_layers, layers_of_choice
+from planner.space.layers import Layers, layers_of_choice
 from planner.space.pricer import Pricer
 from planner.space.ranges import Ranges
 from planner.space.types import BlockCosts, Configuration, Evaluation, Job, StageChoice, Structure
@@ -69,9 +69,8 @@ def test_blocks_without_numbers_are_layers_but_the_last_one() -> None:
     assert [int(layers.kept_from(0, 4, count)) for count in (1, 2, 3, 4)] == [1, 2, 4, 4]
 
 
-def test_a_choice_of_layers_is_written_and_read() -> None:
+def test_a_choice_of_layers_is_read() -> None:
     assert [layers_of_choice(text) for text in ("layers:4", "layers", "layers:0", "mlp")] == [4, 0, 0, 0]
-    assert (choice_of_layers(4), choice_of_layers(0)) == ("layers:4", "always")
 
 
 @pytest.fixture(scope="module")
@@ -220,3 +219,11 @@ def test_a_little_less_memory_costs_a_layer_not_all(costs: BlockCosts) -> None:
     solution = chain_dp.solve(problem, lambda configuration: evaluate(chain, cluster, job, configuration))
     best = solution.decisions[0][0].stages
     assert any(0 < stage.layers < 3 for stage in best)
+
+
+def test_a_number_of_layers_holds_for_several_stages_a_worker() -> None:
+    graph = planner.load_graph("gpt2", dims={"seq": 256})
+    job = Job(16, recompute="layers:2", schedules=("interleaved",), backends=("any",), devices=2)
+    stages = planner.plan(graph, planner.load_cluster("dgx-a100"), job).configuration.stages
+    assert len(stages) > 2
+    assert {(stage.recompute, stage.layers) for stage in stages} == {(True, 2)}

@@ -105,7 +105,7 @@ def balanced_stages(
 def _may_fit(tables: StageTables, cluster: Cluster, count: int, micro_batches: int) -> bool:
     """True if some cut into `count` stages fits with the activations of 1F1B."""
     needs = [tables.needed_bytes(min(micro_batches, count - s)) for s in range(count)]
-    return fits(least_need(needs, tables.real), max(d.usable_bytes for d in cluster.devices))
+    return fits(least_need(needs, tables.real), cluster.largest_bytes)
 
 
 def overlapped_exchange_stages(
