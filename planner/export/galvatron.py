@@ -49,6 +49,7 @@ PIPELINES = {"1f1b": "pipedream_flush", "gpipe": "gpipe"}
 SHARDED = {0: "ddp", 2: "zero2", 3: "zero3"}
 """`default_dp_type` by ZeRO stage: FSDP without sharding, of gradients and optimizer, of all."""
 
+
 def _stage_layers(plan: Plan) -> tuple[int, ...]:
     """Layers of each stage."""
     items = block_items(plan)

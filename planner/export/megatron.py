@@ -185,7 +185,9 @@ def _moments(plan: Plan) -> tuple[str, ...]:
 
 def _experts(plan: Plan) -> int:
     """Experts of a mixture; 0 without one, or where no group shares operators."""
-    return max((h.count for s in plan.shardings for e in s.blocks for h in e.holdings if h.what == "experts"), default=0)
+    return max(
+        (h.count for s in plan.shardings for e in s.blocks for h in e.holdings if h.what == "experts"), default=0
+    )
 
 
 def _model(plan: Plan) -> Iterator[str]:

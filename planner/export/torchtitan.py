@@ -68,7 +68,9 @@ def _missing_features(plan: Plan) -> Iterator[Gap]:
     elif degrees.data * degrees.context == 1 and beside > 1 and readings.precision_base(plan) != "fp32":
         yield Gap("mixed precision in tensor or pipeline parallel ranks without FSDP ranks", "`shardplan plan --dp 2`")
     if degrees.expert > 1 and degrees.expert_tensor not in (1, degrees.tensor):
-        yield Gap("experts cut over some tensor parallel ranks (expert_tensor_parallel_degree)", "`shardplan plan --ep 1`")
+        yield Gap(
+            "experts cut over some tensor parallel ranks (expert_tensor_parallel_degree)", "`shardplan plan --ep 1`"
+        )
     if plan.schedule.name == "1f1b" and degrees.accumulated < len(plan.stages):
         few = f"{degrees.accumulated} micro-batches in the schedule 1F1B of {len(plan.stages)} stages"
         yield Gap(few, "`shardplan plan --schedule gpipe`, smaller micro-batches or fewer stages")
@@ -132,7 +134,11 @@ def _write(plan: Plan) -> Export:
         "-m torchtitan.train",
         (
             '--job.config_file "${here}/config.toml"',
-            *(['--parallelism.pipeline_parallel_schedule_csv "${here}/schedule.csv"'] if "schedule.csv" in files else []),
+            *(
+                ['--parallelism.pipeline_parallel_schedule_csv "${here}/schedule.csv"']
+                if "schedule.csv" in files
+                else []
+            ),
             '"${model_arguments[@]}"',
         ),
         (
@@ -150,8 +156,8 @@ def _write(plan: Plan) -> Export:
     decoder = f"{', '.join(ends)}, {layer_names[0]} .. {layer_names[-1]}"
     mapped[decoder] = "`tok_embeddings`, `norm`, `output`, `layers.0` .."
     left_out = [
-        "Types of weights: torchtitan keeps them in float32 and casts them for the passes; gradients travel in float32, "
-        "as the precision bf16-fp32grad has them, whatever else the plan's says.",
+        "Types of weights: torchtitan keeps them in float32 and casts them for the passes; gradients travel in "
+        "float32, as the precision bf16-fp32grad has them, whatever else the plan's says.",
         f"The optimizer {plan.options.optimizer} and its settings: `[optimizer]`.",
         *readings.other_times(plan, "torchtitan"),
     ]

@@ -71,7 +71,11 @@ def test_pipelines_of_torchtitan_shard_the_optimizer_alone() -> None:
         ("megatron", {"model": "mixtral-8x7b", "expert": 8, "zero": 3}, "ZeRO-3"),
         ("megatron", {"model": "llama3-8b", "context": 8, "zero": 2}, "ZeRO-2"),
         ("megatron", {"model": "llama3-8b", "context": 8, "seq": 264, "zero": 1}, "264 steps for 8 context parallel"),
-        ("megatron", {"model": "llama3.2-1b", "zero": 1, "repeats": ("layernorm",), "precision": "fp8"}, "in fp8 (laye"),
+        (
+            "megatron",
+            {"model": "llama3.2-1b", "zero": 1, "repeats": ("layernorm",), "precision": "fp8"},
+            "in fp8 (laye",
+        ),
         ("megatron", {"model": "llama3.2-1b", "zero": 1, "precision": "fp8:last=1"}, "fp8:last=1: the last layers in"),
         ("megatron", {"model": "llama3.2-1b", "zero": 0, "precision": "fp8"}, "ZeRO-0 in fp8"),
         ("torchtitan", {"model": "llama3-8b", "pipeline": 2, "zero": 3, "precision": "fp32"}, "ZeRO-3 in a pipeline"),

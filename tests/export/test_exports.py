@@ -138,9 +138,7 @@ def test_launchers_place_ranks_on_the_machines_of_the_plan() -> None:
 
 
 def test_torchtitan_configuration() -> None:
-    found = plan(
-        "llama3-8b", tensor=2, pipeline=2, zero=1, micro_batch=2, recompute=True, precision="bf16-fp32grad"
-    )
+    found = plan("llama3-8b", tensor=2, pipeline=2, zero=1, micro_batch=2, recompute=True, precision="bf16-fp32grad")
     written = files(found, "torchtitan")
     configuration = tomllib.loads(written["config.toml"])
     assert configuration["parallelism"] == {

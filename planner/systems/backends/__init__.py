@@ -202,7 +202,12 @@ def within_limits(job: Job, backends: Sequence[Backend]) -> Job:
     piped = [backend for backend in backends if backend.pipelines and backend.trains_in(job.precision, piped=True)]
     most = job.max_stages if piped else 1
     single = (most or max(job.pipeline_stages, default=0)) == 1
-    zero = {z for b in backends for deep in {False, not single} for z in b.zero_for(job.precision, job.optimizer, piped=deep)}
+    zero = {
+        z
+        for b in backends
+        for deep in {False, not single}
+        for z in b.zero_for(job.precision, job.optimizer, piped=deep)
+    }
     orders = {name for backend in backends for name in backend.schedules}
     kept = tuple(stage for stage in job.zero if stage in zero)
     own = not given(job, ("zero",)) and len(kept) < len(job.zero)
