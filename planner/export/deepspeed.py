@@ -106,8 +106,8 @@ def _write(plan: Plan) -> Export:
         left_out.append("Recomputation of all layers: call `deepspeed.checkpointing.checkpoint` in the model's layers.")
     if piped and degrees.tensor > 1:
         left_out.append(
-            f"Tensor parallel {degrees.tensor}: AutoTP does not reach into a PipelineModule; give `PlannedPipeline` layers "
-            "that are cut over the model axis of its topology, as those of Megatron-DeepSpeed are."
+            f"Tensor parallel {degrees.tensor}: AutoTP does not reach into a PipelineModule; give `PlannedPipeline` "
+            "layers that are cut over the model axis of its topology, as those of Megatron-DeepSpeed are."
         )
     if degrees.expert > 1 and plan.configuration.zero < SHARDED_WEIGHTS:
         left_out.append(

@@ -96,7 +96,7 @@ def _tables(plan: Plan) -> Mapping[str, Table]:
     if degrees.expert > 1:
         parallelism["expert_tensor_parallel_degree"] = degrees.expert_tensor
     if piped:
-        name = SCHEDULES.get(plan.schedule.name)
+        name = _title_of(plan.schedule.name)
         parallelism["module_fqns_per_model_part"] = model_parts(plan)
         parallelism["pipeline_parallel_schedule"] = name or BY_ORDERS
         parallelism["pipeline_parallel_microbatch_size"] = degrees.micro_batch
@@ -216,6 +216,12 @@ def read_toml(text: str) -> FrameworkJob:
     batch = number(training, "global_batch_size", -1)
     sequence = number(training, "seq_len", 0)
     return FrameworkJob(degrees, batch if batch > 0 else None, precision, "adamw", None, tuple(ignored), sequence)
+
+
+def _title_of(schedule: str) -> str | None:
+    """torch's class for a schedule, whose chunks follow from the stages; None for one with other options, or none."""
+    key, _, options = schedule.partition(":")
+    return SCHEDULES.get(key) if options.partition("=")[0] in ("", "chunks") and "," not in options else None
 
 
 def _schedule_of(parallelism: Mapping[str, Any]) -> str:

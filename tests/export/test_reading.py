@@ -53,6 +53,7 @@ PLANS: list[tuple[str, str, dict[str, Any]]] = [
         {"pipeline": 2, "chunks": 2, "schedule": "zb-v", "zero": 1, "precision": "bf16-fp32grad"},
     ),
     ("torchtitan", "llama3-8b", {"pipeline": 4, "chunks": 2, "zero": 1, "precision": "fp32"}),
+    ("torchtitan", "llama3-8b", {"pipeline": 2, "chunks": 4, "zero": 1, "precision": "bf16-fp32grad"}),
     ("torchtitan", "llama3-8b", {"context": 8, "zero": 2, "precision": "bf16-fp32grad"}),
     ("torchtitan", "llama3-8b", {"context": 4, "zero": 3, "precision": "bf16-fp32grad"}),
     ("torchtitan", "llama3-8b", {"zero": 3, "micro_batch": 2, "precision": "bf16-fp32grad"}),

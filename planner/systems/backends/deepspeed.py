@@ -30,8 +30,8 @@ register(
             "schedules": "runtime/pipe/engine.py: TrainSchedule is the only one for training",
             "zero": "zero_optimization.stage",
             "formats": "bf16.enabled, fp16.enabled, data_types.grad_accum_dtype (docs/_pages/config-json.md)",
-            "zero_of_formats": "gradients summed in float32: refused without ZeRO, by the BF16_Optimizer (bf16-deepspeed) "
-            "with stage 1 (runtime/engine.py, _do_optimizer_sanity_check)",
+            "zero_of_formats": "gradients summed in float32: refused without ZeRO, by the BF16_Optimizer "
+            "(bf16-deepspeed) with stage 1 (runtime/engine.py, _do_optimizer_sanity_check)",
             "optimizers": "optimizer.type (runtime/engine.py, _configure_basic_optimizer)",
             "equal_replicas": "PipelineModule's topology: one number of replicas for all stages",
             "alike": "one activation_checkpoint_interval, one tensor_parallel.autotp_size",

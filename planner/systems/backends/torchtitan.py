@@ -29,13 +29,14 @@ register(
             "schedules": "pipeline_parallel_schedule (config/configs.py): names of torch.distributed.pipelining",
             "zero": "data_parallel_replicate_degree (0), data_parallel_shard_degree with fsdp_reshard_after_forward: "
             "never (2), always (3); both degrees for groups of shards",
-            "zero_in_pipelines": "stages turn off FSDP's reduction and its reshard after backward, and reduce once behind "
-            "the last micro-batch (backward_maybe_with_nosync in torch.distributed.pipelining, stage.py): weights and "
-            "gradients of a stage are whole on every rank, as of ZeRO-1, whatever fsdp_reshard_after_forward says",
+            "zero_in_pipelines": "stages turn off FSDP's reduction and its reshard after backward, and reduce once "
+            "after the last micro-batch (torch.distributed.pipelining, stage.py, backward_maybe_with_nosync): weights "
+            "and gradients of a stage are whole on every rank, as of ZeRO-1, whatever fsdp_reshard_after_forward says",
             "formats": "mixed_precision_param; mixed_precision_reduce is float32 alone (config/job_config.py)",
             "formats_in_pipelines": "gradients of micro-batches are summed in mixed_precision_reduce, float32 "
             "(_fsdp_param.py of torch, to_accumulated_grad_if_needed)",
-            "decoders": "parallelize and pipeline functions of decoders (models/llama3, distributed/pipeline_parallel.py)",
+            "decoders": "parallelize and pipeline functions of decoders (models/llama3, "
+            "distributed/pipeline_parallel.py)",
             "equal_replicas": "one mesh of pp, dp, cp and tp degrees for all ranks",
             "alike": "one parallelize function and one activation checkpoint mode for all parts "
             "(activation_checkpoint.py)",
