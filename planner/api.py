@@ -149,7 +149,7 @@ def _know_usual(task: _Task) -> None:
     usual = backends_of(job)
     if task.own is None and contradiction(job, usual, task.graph) is None:
         with contextlib.suppress(InfeasibleError, JobError):
-            dataclasses.replace(task, job=job, progress=None).search_for(usual)
+            dataclasses.replace(task, job=job, progress=None).search_for(able(job, usual, task.graph))
 
 
 def _backends(graph: Graph, job: Job, own: Schedule | None) -> tuple[tuple[Backend, ...], str]:
@@ -184,11 +184,17 @@ class _Task:
     last_progress: list[tuple[int, int, float, float]] = dataclasses.field(default_factory=list)
     known: list[KnownPlan] = dataclasses.field(default_factory=list)
 
-    def report(self, done: int, total: int, best_s: float, bound_s: float) -> None:
-        """Report the progress of the search, and remember it."""
-        self.last_progress[:] = [(done, total, best_s, bound_s)]
-        if self.progress is not None:
-            self.progress(done, total, best_s, bound_s)
+    def reporter(self) -> Progress | None:
+        """Reports the progress of a further search, counted on from that of those before, and remembers it."""
+        before, _, _, lowest_s = self.last_progress[0] if self.last_progress else (0, 0, 0.0, math.inf)
+        told = self.progress
+
+        def report(done: int, total: int, best_s: float, bound_s: float) -> None:
+            self.last_progress[:] = [(before + done, before + total, best_s, min(bound_s, lowest_s))]
+            if told is not None:
+                told(*self.last_progress[0])
+
+        return None if told is None else report
 
     def pricer_for(self, job: Job) -> tuple[Pricer, tuple[int, ...]]:
         """A pricer for a job that differs from the task's only in limits, and the micro-batch sizes to search."""
@@ -199,14 +205,16 @@ class _Task:
         self.pricers.append(Pricer(graph, cluster, job, strict_ops=self.strict_ops, like=known))
         return self.pricers[-1], sizes
 
-    def search(self, backends: Sequence[Backend] = ()) -> Answer:
-        """The answer within the limits of some frameworks, or without limits; what was found before is known to it.
+    def search(self, backends: Sequence[Backend] = (), among: Sequence[Backend] = ()) -> Answer:
+        """The answer within the limits of some frameworks (`among` those asked for), or without limits.
+
+        What was found before is known to it.
 
         Raises:
             InfeasibleError: nothing fits; where no limits are set, the message says why, and what would.
             JobError: the limits leave no choice.
         """
-        asked = tuple(backend.key for backend in backends_of(self.job)) if backends else ()
+        asked = tuple(backend.key for backend in among or backends)
         job = dataclasses.replace(within_limits(self.job, backends), backends=asked)
         pricer, sizes = self.pricer_for(job)
         _check_limits(pricer, job)
@@ -215,7 +223,7 @@ class _Task:
             pricer.cluster,
             dataclasses.replace(job, micro_batches=sizes),
             shardings=pricer,
-            progress=self.report if self.progress else None,
+            progress=self.reporter(),
             simulated_s=functools.partial(played_s, schedule_of=schedules_with(self.own)),
             diagnose=not limited(job),
             own=self.own,
@@ -232,9 +240,9 @@ class _Task:
             InfeasibleError, JobError: none has an answer; the first one's error.
         """
         answers, errors = dict[str, Answer](), list[ShardplanError]()
-        for backend in distinct(backends, self.job, self.graph):
+        for backend in distinct(backends, self.job):
             try:
-                answers[backend.title] = self.search((backend,))
+                answers[backend.title] = self.search((backend,), backends)
             except (InfeasibleError, JobError) as error:
                 errors.append(error)
         if not answers:

@@ -71,7 +71,7 @@ def _missing_features(plan: Plan) -> Iterator[Gap]:
         yield Gap(
             "experts cut over some tensor parallel ranks (expert_tensor_parallel_degree)", "`shardplan plan --ep 1`"
         )
-    if plan.schedule.name == "1f1b" and degrees.accumulated < len(plan.stages):
+    if SCHEDULES.get(plan.schedule.name) == "1F1B" and degrees.accumulated < len(plan.stages):
         few = f"{degrees.accumulated} micro-batches in the schedule 1F1B of {len(plan.stages)} stages"
         yield Gap(few, "`shardplan plan --schedule gpipe`, smaller micro-batches or fewer stages")
 

@@ -56,12 +56,12 @@ OPTIONS: dict[str, Check] = {
     "--attention eager": lambda p: not p.options.fused_attention,
     "--no-dropout": lambda p: not p.options.dropout,
     "--assume-dropout": lambda p: p.options.assume_dropout,
-    "--for megatron": lambda p: p.runs_on == ("megatron",),
+    "--for deepspeed": lambda p: p.runs_on == ("deepspeed",),
     "--nodes 2": lambda p: p.hardware.device_count == 8,
 }
 PRICED = {"--devices 2", "--micro-batch 2", "--precision fp32", "--optimizer sgd", "--nodes 2"}
 PRICED |= {"--headroom 20%", "--attention eager", "--no-dropout", "--assume-dropout"}
-ORDERED = set(OPTIONS) - {"--schedule gpipe", "--mesh 2x2 --pp 1", "--for megatron"}
+ORDERED = set(OPTIONS) - {"--schedule gpipe", "--mesh 2x2 --pp 1", "--for deepspeed"}
 """What plans for one schedule of two stages and more follow."""
 
 MODEL_ONLY = {"--attention eager", "--no-dropout", "--assume-dropout", "--keep block0=0 --pp 2", "--forbid MatMul:k"}
@@ -79,7 +79,7 @@ MODES: dict[str, set[str]] = {
     "model.onnx --system mesh-tensorflow": PRICED,
     "model.onnx --schedule zb-h1": ORDERED,
     "model.onnx --schedule chimera": ORDERED,
-    "model.onnx --schedule interleaved --micro-batch 2": ORDERED - {"--max-stages 2"} | {"--for megatron"},
+    "model.onnx --schedule interleaved --micro-batch 2": ORDERED - {"--max-stages 2"},
     "model.onnx --schedule-file orders.csv": ORDERED,
     "model.graph.txt --dim batch=4": set(OPTIONS) - MODEL_ONLY,
 }

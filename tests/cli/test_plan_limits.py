@@ -57,7 +57,7 @@ def test_a_layer_stays_where_it_was_put(tmp_path: Path) -> None:
         (("--zero", "4"), 2, "'--zero': 4 is not in the range"),
         (("--least", "dollars"), 2, "add --target"),
         (("--target", "step=1s", "--devices", "4"), 2, "give their maximum by --nodes"),
-        (("--tp", "3"), 5, "use 1, 2, 4, 8"),
+        (("--tp", "3"), 5, "use 1, 2, 4"),
         (("--tp", "16"), 5, "needs 16 ranks, of which there are 8"),
         (("--mesh", "16"), 5, "needs 16 ranks, of which there are 8"),
         (("--mesh", "3"), 5, "no mesh of 3 ranks lies alike everywhere"),

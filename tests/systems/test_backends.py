@@ -161,13 +161,20 @@ def test_a_plan_where_nobody_says_for_what_is_as_fast_as_for_each_framework_and_
 def test_a_framework_whose_plans_others_take_needs_no_search() -> None:
     usual = [BACKENDS.get(name) for name in usual_backends()]
 
-    def needed(count: int, model: Graph) -> list[str]:
-        return [backend.key for backend in distinct(usual[:count], Job(8, precision="bf16"), model)]
+    def needed(count: int, job: Job) -> list[str]:
+        return [backend.key for backend in distinct(usual[:count], job)]
 
-    assert needed(3, gpt()) == ["megatron", "torchtitan"]  # all of DeepSpeed's are theirs
-    assert needed(2, gpt()) == ["deepspeed", "megatron"]  # ZeRO-2 without pipelines
-    assert needed(1, gpt()) == ["deepspeed"]
-    assert needed(3, planner.load_graph("resnet50")) == ["deepspeed", "megatron", "torchtitan"]  # no decoder
+    assert needed(3, Job(8, precision="bf16")) == ["megatron", "torchtitan"]  # all of DeepSpeed's are theirs
+    assert needed(2, Job(8, precision="bf16")) == ["deepspeed", "megatron"]  # ZeRO-2 without pipelines
+    assert needed(1, Job(8, precision="bf16")) == ["deepspeed"]
+    assert needed(2, Job(8, precision="bf16", optimizer="sgd")) == ["deepspeed", "megatron"]  # ZeRO shards Adam alone
+
+
+def test_frameworks_of_decoders_are_not_asked_about_other_models() -> None:
+    resnet50, devices = planner.load_graph("resnet50"), planner.load_cluster("dgx-h100")
+    assert planner.plan(resnet50, devices, Job(64, precision="bf16")).runs_on == ("deepspeed",)
+    with pytest.raises(planner.JobError, match=r"Megatron trains decoders.*layer"):
+        planner.plan(resnet50, devices, Job(64, precision="bf16", backends=("megatron",)))
 
 
 STRUCTURES = {

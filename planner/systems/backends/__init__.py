@@ -15,7 +15,7 @@ from typing import Any
 from planner.errors import JobError, Problem
 from planner.graph import Graph
 from planner.graph.blocks import build_chain
-from planner.plans.items import is_decoder
+from planner.plans.items import is_decoder, kinds_of_layers
 from planner.plans.types import Requirement
 from planner.registry import Registry
 from planner.sharding import attention_heads
@@ -159,12 +159,11 @@ def backends_of(job: Job) -> tuple[Backend, ...]:
     return tuple(BACKENDS.get(name) for name in dict.fromkeys(job.backends or usual_backends()))
 
 
-def distinct(backends: Sequence[Backend], job: Job, graph: Graph) -> tuple[Backend, ...]:
-    """Those of some frameworks that take plans of a job which the others do not: a search for these serves all."""
-    left, decoder = list(backends), is_decoder(tuple(block.name for block in build_chain(graph).blocks))
+def distinct(backends: Sequence[Backend], job: Job) -> tuple[Backend, ...]:
+    """Those of some frameworks, all able to do a job, that take plans which the others do not: searches serve all."""
+    left = list(backends)
     for backend in backends:
-        others = [other for other in left if other is not backend and (decoder or not other.decoders)]
-        kinds = _zero_kinds(backend, job)
+        others, kinds = [other for other in left if other is not backend], _zero_kinds(backend, job)
         if all(any(kind in _zero_kinds(o, job) and _takes_all(o, backend, kind[1]) for o in others) for kind in kinds):
             left.remove(backend)
     return tuple(left)
@@ -289,6 +288,11 @@ def _contradiction(job: Job, backend: Backend, graph: Graph) -> Problem | None:
     if given(job, ("schedules",)) and not set(asked) & set(backend.schedules):
         has = f"use {' or '.join(backend.schedules)}" if backend.schedules else "leave it out"
         return Problem(f"{backend.title} has no schedule {' or '.join(asked)}", hint=f"{has}, or plan {other}")
+    names = tuple(block.name for block in build_chain(graph).blocks)
+    if backend.decoders and not is_decoder(names):
+        kinds = ", ".join(kinds_of_layers(names)) or "none"
+        message = f"{backend.title} trains decoders: an embedding, equal layers and a loss (kinds of layers: {kinds})"
+        return Problem(message, hint=f"plan {other}")
     if problem := _unlike_formats(job, backend, other):
         return problem
     zero = {stage for piped in (False, True) for stage in backend.zero_for(job.precision, job.optimizer, piped=piped)}
