@@ -52,6 +52,9 @@ Progress = Callable[[int, int, float, float], None]
 MOST_FREE = 2000
 """Devices times blocks of a model above which the free choice is not searched beside a plan for frameworks."""
 
+MOST_LACKING = 4
+"""Plans that a search for frameworks may find and none of them takes, before there is none."""
+
 
 @uncollected()
 def load_graph(model: str | Path, *, dims: Mapping[str, int] | None = None) -> Graph:
@@ -310,7 +313,7 @@ def _running(task: _Task, answer: Answer, backends: Sequence[Backend]) -> Plan:
     """
     left: Answer | None = answer
     needs: list[tuple[str, tuple[str, ...]]] = []
-    while left is not None:
+    while left is not None and len(needs) < MOST_LACKING * len(backends):
         found = task.assemble(left, backends)
         if names := running(found, backends, task.graph):
             return dataclasses.replace(found, runs_on=names)

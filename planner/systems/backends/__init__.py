@@ -39,6 +39,9 @@ GROUPS = frozenset({
 })  # fmt: skip
 """What frameworks with tensor parallel layers do inside groups; statistics are those of a loss over the vocabulary."""
 
+_SHARED = {"tensor_parallel": "--tp", "context_parallel": "--cp", "expert_parallel": "--ep"}
+"""Fields of a job that say how many ranks share operators, and their options."""
+
 REPLICAS = frozenset({Requirement.REPLICATED_STAGE, Requirement.RECOMPUTE, Requirement.IDLE_RANKS})
 """What all frameworks do."""
 
@@ -258,13 +261,14 @@ def within_limits(job: Job, backends: Sequence[Backend]) -> Job:
     asked = (job.tensor_parallel, job.context_parallel, job.expert_parallel, *job.meshes)
     if any(ranks & (ranks - 1) for sizes in asked for ranks in sizes):
         structure = dataclasses.replace(structure, powers_of_two=False)
+    groups: dict[str, Any] = {} if any(backend.groups for backend in backends) else dict.fromkeys(_SHARED, (1,))
     return dataclasses.replace(
         job,
+        **groups,
         backends=tuple(backend.key for backend in backends),
         zero=tuple(sorted(zero)) if own else kept,
         schedules=names or job.schedules,
         max_stages=most,
-        tensor_parallel=job.tensor_parallel if any(backend.groups for backend in backends) else (1,),
         recompute="layers" if plain else job.recompute,
         structure=structure,
     )
@@ -340,9 +344,10 @@ def _unlike_formats(job: Job, backend: Backend, other: str) -> Problem | None:
 
 def _too_wide(job: Job, backend: Backend, graph: Graph, other: str) -> Problem | None:
     """Tensor parallel ranks that a framework cannot deal a model's heads to."""
+    wide = [_SHARED[name] for name in _SHARED if min(getattr(job, name), default=1) > 1]
+    if wide and not backend.groups:
+        return Problem(f"{backend.title} shares no operator among ranks", hint=f"use {wide[0]} 1, or plan {other}")
     width = min(job.tensor_parallel, default=1)
-    if width > 1 and not backend.groups:
-        return Problem(f"{backend.title} shares no operator among ranks", hint=f"use --tp 1, or plan {other}")
     kind, count = backend.structure.head_groups, backend.heads_dealt(graph)
     fits = [ranks for ranks in job.tensor_parallel or (1,) if not count or count % ranks == 0]
     if fits or backend.structure.axes == ():
