@@ -317,6 +317,8 @@ def test_ranks_along_one_axis_beyond_the_key_value_heads_are_no_tensor_parallel_
         ),
         ({"backends": ("fsdp",), "pipeline_stages": (2,), "schedules": JOB.schedules}, "FSDP has no"),
         ({"backends": ("fsdp",), "tensor_parallel": (2,)}, "FSDP shares no operator among ranks (use --tp 1"),
+        ({"backends": ("fsdp",), "expert_parallel": (2,)}, "FSDP shares no operator among ranks (use --ep 1"),
+        ({"backends": ("fsdp",), "context_parallel": (2,)}, "FSDP shares no operator among ranks (use --cp 1"),
         ({"backends": ("torchtitan",), "tensor_parallel": (8,)}, "8 ranks for 4 of them (use --tp 4"),
         ({"backends": ("megatron",), "tensor_parallel": (3,)}, "3 ranks for 4 of them (use --tp 2"),
         ({"backends": ("torchtitan",), "precision": "bf16-pure"}, "torchtitan has no precision bf16-pure (use"),
