@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from planner.graph.blocks import layer_of
@@ -46,9 +47,16 @@ def item_starts(plan: Plan) -> frozenset[int]:
 
 
 def kinds_of_layers(block_names: Sequence[str]) -> tuple[str, ...]:
-    """Names of the numbered modules without their numbers: one in a decoder."""
+    """Names of the numbered modules without their numbers: one in a decoder.
+
+    The few behind the layers, at most half as many, are predictors of further tokens, and not among them.
+    """
     names = dict.fromkeys(layer_of(name.partition("[")[0]) for name in block_names)
-    return tuple(dict.fromkeys(name.rstrip("0123456789") for name in names if name[-1:].isdigit()))
+    kinds = [name.rstrip("0123456789") for name in names if name[-1:].isdigit()]
+    counts = Counter(kinds)
+    most = max(counts.values(), default=0)
+    last = max((at for at, kind in enumerate(kinds) if 2 * counts[kind] > most), default=-1)
+    return tuple(dict.fromkeys(kinds[: last + 1]))
 
 
 def is_decoder(block_names: Sequence[str]) -> bool:

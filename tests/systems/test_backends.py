@@ -18,6 +18,7 @@ from models.gpt import GPTSize
 from planner.graph import Graph
 from planner.importers import graph_from_proto
 from planner.plans import Fault, Plan, Requirement
+from planner.plans.items import is_decoder, kinds_of_layers
 from planner.sharding import attention_heads
 from planner.solvers import search
 from planner.space import Job
@@ -168,6 +169,23 @@ def test_a_framework_whose_plans_others_take_needs_no_search() -> None:
     assert needed(2, Job(8, precision="bf16")) == ["deepspeed", "megatron"]  # ZeRO-2 without pipelines
     assert needed(1, Job(8, precision="bf16")) == ["deepspeed"]
     assert needed(2, Job(8, precision="bf16", optimizer="sgd")) == ["deepspeed", "megatron"]  # ZeRO shards Adam alone
+
+
+@pytest.mark.parametrize(
+    ("names", "kinds"),
+    [
+        (("embed", "layers.0", "layers.1[1/2]", "layers.1[2/2]", "layers.2", "layers.3", "norm"), ("layers.",)),
+        (("embed", "layers.0", "layers.1", "mtp.layers.0", "head"), ("layers.",)),  # predicts one more token
+        (("embed", "encoder.0", "encoder.1", "decoder.0", "decoder.1", "head"), ("encoder.", "decoder.")),
+        (("conv", "layer1.0", "layer2.0", "layer2.1", "fc"), ("layer1.", "layer2.")),
+        (("conv", "fc"), ()),
+    ],
+)
+def test_a_decoder_has_layers_of_one_kind_and_perhaps_predictors(
+    names: tuple[str, ...], kinds: tuple[str, ...]
+) -> None:
+    assert kinds_of_layers(names) == kinds
+    assert is_decoder(names) == (len(kinds) == 1)
 
 
 def test_frameworks_of_decoders_are_not_asked_about_other_models() -> None:
