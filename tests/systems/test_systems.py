@@ -48,7 +48,9 @@ def test_a_system_names_what_exists(name: str) -> None:
 
 def test_gnmt_on_four_devices_over_pcie() -> None:
     found = rows(compared("gnmt-8", "v100-pcie-4", 64, "fp32"))
-    assert all(row.feasible for row in found.values())
+    refused = {name: row.reason for name, row in found.items() if not row.feasible}
+    assert refused.keys() == {"megatron", "torchtitan"}
+    assert all("trains decoders" in reason for reason in refused.values())
     # What a schedule is known for, whatever the prices: versions and staleness of a pipeline of four.
     assert found["pipelined-backprop"].staleness == 6  # 2 (S - s), S = 4
     assert found["pipelined-backprop"].weight_versions == 1
@@ -63,6 +65,8 @@ def test_gnmt_on_four_devices_over_pcie() -> None:
 def test_cells_are_within_what_they_can_be() -> None:
     found = rows(compared("gnmt-8", "v100-pcie-4", 64, "fp32"))
     for name, row in found.items():
+        if not row.feasible:
+            continue
         assert row.memory is not None
         assert 0 < row.memory.total <= row.capacity_bytes, name
         assert 0 <= row.bubble < 1, name
@@ -80,7 +84,7 @@ def test_cells_are_within_what_they_can_be() -> None:
 
 def test_asynchronous_rows_stand_behind_and_win_only_when_allowed() -> None:
     sync = compared("gnmt-8", "v100-pcie-4", 64, "fp32").rows
-    kinds = [row.semantics for row in sync]
+    kinds = [row.semantics for row in sync if row.feasible]
     assert kinds == sorted(kinds, key=lambda kind: kind is Semantics.ASYNC)
     free = compared("gnmt-8", "v100-pcie-4", 64, "fp32", "any")
     times = [row.iteration_s for row in free.rows if row.feasible]
