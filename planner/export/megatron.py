@@ -15,7 +15,7 @@ from planner.costs.precision import precision as precision_of
 from planner.errors import UsageError
 from planner.export import Export, Exporter, FrameworkJob, Gap, readings, register
 from planner.plans import Plan
-from planner.plans.items import block_items, item_starts, layers
+from planner.plans.items import block_items, item_starts, layer_name, layers, predictors
 from planner.space.named import Degrees
 from planner.systems.backends import BACKENDS
 from planner.units import plural
@@ -51,9 +51,12 @@ WIDE_SUMS = "--ddp-param-name-patterns-for-fp32-local-accumulation all"
 
 
 def layout(plan: Plan) -> str:
-    """The stages as a pipeline layout, `Ettt|tttt|tttL`."""
-    items, heads = block_items(plan), item_starts(plan)
-    stages = ("".join(items[at] for at in range(*stage.blocks) if at in heads) for stage in plan.stages)
+    """The stages as a pipeline layout, `Ettt|tttt|ttmL`: m predicts further tokens."""
+    kinds = {**dict.fromkeys(layers(plan), "t"), **dict.fromkeys(predictors(plan), "m")}
+    names, heads = [layer_name(block) for block in plan.block_table], item_starts(plan)
+    ends = ["" if item == "t" else item for item in block_items(plan)]  # what lies between layers goes with these
+    written = [kinds.get(name, end) for name, end in zip(names, ends, strict=True)]
+    stages = ("".join(written[at] for at in range(*stage.blocks) if at in heads) for stage in plan.stages)
     return "|".join(stages)
 
 
@@ -191,7 +194,10 @@ def _experts(plan: Plan) -> int:
 
 
 def _model(plan: Plan) -> Iterator[str]:
-    yield f"--num-layers {len(layers(plan))}"
+    further = len(predictors(plan))
+    yield f"--num-layers {len(layers(plan)) - further}"
+    if further:
+        yield f"--mtp-num-layers {further}"
     length = readings.sequence_length(plan)
     if length:
         yield f"--seq-length {length}"

@@ -59,6 +59,12 @@ def kinds_of_layers(block_names: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(kinds[: last + 1]))
 
 
+def predictors(plan: Plan) -> tuple[str, ...]:
+    """The numbered modules behind the layers that predict further tokens, in order."""
+    kinds = kinds_of_layers(plan.block_names)
+    return tuple(name for name in layers(plan) if name.rstrip("0123456789") not in kinds)
+
+
 def is_decoder(block_names: Sequence[str]) -> bool:
     """Whether the model of some blocks is an embedding, layers of one kind, and a loss."""
     items = _items([layer_of(name.partition("[")[0]) for name in block_names])
