@@ -364,3 +364,13 @@ def test_ranks_that_do_not_divide_the_heads_are_refused_with_the_model() -> None
 def test_an_unknown_name_is_refused() -> None:
     with pytest.raises(UsageError, match="did you mean 'megatron'"):
         export.export(plan("llama3.2-1b"), "megatrom")
+
+
+def test_predictors_of_further_tokens_are_no_layers_to_megatron() -> None:
+    found = plan(
+        "deepseek-v3-mtp", nodes=8, pipeline=2, expert=8, zero=1, layout="Et*31|t*30mL", backends=("megatron",)
+    )
+    script = next(text for name, text in export.export(found, "megatron").files.items() if name.endswith(".sh"))
+    assert f'"E{31 * "t"}|{30 * "t"}mL"' in script
+    assert "--num-layers 61 " in script
+    assert "--mtp-num-layers 1 " in script
