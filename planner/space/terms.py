@@ -22,9 +22,10 @@ from planner.hardware.collectives import collective_s, send_terms
 from planner.hardware.types import Cluster, Collective, reserve_bytes
 from planner.schedules import Pipeline, Schedule
 from planner.schedules.held import HeldUnits, UnitSizes
-from planner.space.configuration import Configuration, StageChoice
+from planner.space.activations import activations, repeated_blocks, split_activations
+from planner.space.configuration import Configuration
 from planner.space.jobs import overlap_of, precision_of
-from planner.space.repeats import BUFFERS, selective_costs
+from planner.space.repeats import selective_costs
 from planner.space.schemes import SchemeExchange, with_scheme
 from planner.space.types import BlockCosts, Job, MemoryBytes, StageTerms, Tie
 from planner.space.workers import Workers, exchanging_at_once, in_turn, sending_at_once, sums_together
@@ -238,7 +239,8 @@ def _terms(
     choice, number_formats = configuration.stages[index], precision_of(job, cluster)
     blocks = range(choice.start, choice.stop)
     types = np.unique(cluster.device_types[groups[index]]).tolist()
-    repeated = _repeated(setting, costs, choice)
+    whole = configuration.whole_stages
+    repeated = repeated_blocks(costs, choice, whole_stages=whole)
     modules = selective_costs(costs, choice.repeats, choice.offload) if choice.repeats else None
 
     def slowest_s(seconds: np.ndarray, of_blocks: Sequence[int] = blocks) -> float:
@@ -267,12 +269,12 @@ def _terms(
     reserve = reserve_bytes(
         device, choice.ranks, groups[index].shape[0] * groups[index].shape[1], len(configuration.stages) > 1
     )
-    unit_bytes, working_bytes, host_bytes = _activations(setting, costs, choice, repeated)
+    unit_bytes, working_bytes, host_bytes = activations(costs, choice, repeated, whole_stages=whole)
     move_s = host_bytes / min(cluster.devices[t].host_byte_per_s for t in types)
     workspace = float(costs.workspace_bytes[choice.start : choice.stop].max())
     activation_bytes, waiting_bytes, turning_bytes = in_flight * unit_bytes + working_bytes, 0.0, 0.0
     if halves is not None:
-        waiting_bytes, turning_bytes = _split_activations(setting, costs, choice, unit_bytes, working_bytes)
+        waiting_bytes, turning_bytes = split_activations(costs, choice, unit_bytes, working_bytes, whole_stages=whole)
         sizes = ({index: size} for size in (unit_bytes, turning_bytes, waiting_bytes))
         activation_bytes = halves.most_of(UnitSizes(*sizes))
     updated_fraction = elements / charged_elements if charged_elements else 0.0
@@ -358,22 +360,6 @@ def _inner_s(replicas: Replicas, costs: BlockCosts, blocks: range) -> dict[Phase
     return seconds
 
 
-def _repeated(setting: Setting, costs: BlockCosts, choice: StageChoice) -> list[int]:
-    """Blocks whose whole forward the stage recomputes."""
-    if not choice.recompute:
-        return []
-    all_blocks = setting.configuration.whole_stages or costs.repeated is None
-    repeated = range(choice.start, _kept_from(costs, choice))
-    return [b for b in repeated if all_blocks or costs.repeated[b]]  # type: ignore[index]
-
-
-def _kept_from(costs: BlockCosts, choice: StageChoice) -> int:
-    """First of the blocks that a stage keeps whole, behind the layers that it recomputes; its end if there are none."""
-    if not choice.layers:
-        return choice.stop
-    return int(costs.layers.kept_from(choice.start, choice.stop, choice.layers))
-
-
 def _concurrent(setting: Setting, index: int) -> int:
     """Number of groups that exchange at the same time as those of a stage."""
     ranks, workers = setting.configuration.stages[index].ranks, setting.workers
@@ -423,87 +409,6 @@ def _transfers_s(setting: Setting, costs: BlockCosts, groups: Sequence[np.ndarra
     return receive_s + _sum_over(costs.gather_s, at_boundary), return_s + _sum_over(
         costs.gradient_gather_s, at_boundary
     )
-
-
-def _activations(
-    setting: Setting, costs: BlockCosts, choice: StageChoice, repeated: Sequence[int]
-) -> tuple[float, float, float]:
-    """Activation bytes of each micro-batch in flight, further bytes of the one that runs, and bytes in the host's
-    memory of each in flight.
-
-    A stage that recomputes modules keeps what these do not produce, and holds the results of one module at a time.
-    A stage that recomputes layers keeps the inputs of its layers and all activations of blocks that it does not repeat
-    (logits and loss, and layers behind those that are recomputed). These come last, so they are freed by the time a
-    layer is repeated. A stage that is recomputed whole keeps its input, and its backward needs all activations at once.
-    Of what moves to the host, that of `BUFFERS` blocks is on the device at a time.
-    """
-    first, last = choice.start, choice.stop - 1
-    kept = 0.0 if costs.kept_bytes is None else sum(float(b) for b in costs.kept_bytes[first : last + 1])
-    if choice.repeats or (choice.offload and not choice.recompute):
-        modules = selective_costs(costs, choice.repeats, choice.offload)
-        largest = max(float(size) for size in modules.working_bytes[first : last + 1])
-        moved = float(modules.moved_bytes[first, last])
-        buffered = _buffered(moved, modules.block_moved_bytes[first : last + 1])
-        return float(modules.saved_bytes[first, last]), max(0.0, largest - kept) + buffered, moved
-    if not choice.recompute:
-        return float(costs.saved_bytes[first, last]), 0.0, 0.0
-    if setting.configuration.whole_stages:
-        checkpoints, working = float(costs.boundary_bytes[first]), float(costs.saved_bytes[first, last])
-        kept = 0.0
-    else:
-        starts = range(len(costs.parameter_elements)) if costs.layer_starts is None else costs.layer_starts
-        if (behind := _kept_from(costs, choice)) <= last:
-            kept, last = float(costs.saved_bytes[behind, last]), behind - 1
-        largest = max((float(costs.saved_bytes[max(first, int(starts[b])), b]) for b in repeated), default=0.0)
-        checkpoints, working = float(costs.checkpoint_bytes[first, last]), max(0.0, largest - kept)
-    if not choice.offload:
-        return checkpoints + kept, working, 0.0
-    return kept, working + _buffered(checkpoints, costs.checkpoint_bytes.diagonal()[first : last + 1]), checkpoints
-
-
-def _split_activations(
-    setting: Setting, costs: BlockCosts, choice: StageChoice, unit_bytes: float, working_bytes: float
-) -> tuple[float, float]:
-    """Activation bytes of a micro-batch that waits for the second half of its backward, and the most while the first
-    half runs.
-
-    That goes from the last block to the first: blocks behind the one at work wait, those before are as the forward left
-    them, and a layer or module that is recomputed is all there while it runs. Offloaded operands count as if they came
-    back in the first half.
-    """
-    if costs.waiting_bytes is None:
-        return unit_bytes, unit_bytes + working_bytes
-    blocks, again = range(choice.start, choice.stop), choice.recompute and setting.configuration.whole_stages
-    kept = [_kept_and_made_again(costs, choice, b, whole=again) for b in blocks]
-    waiting, turning = 0.0, unit_bytes
-    for b in reversed(blocks):
-        before = sum(own for own, _ in kept[: b - choice.start + 1])
-        turning = max(turning, before + kept[b - choice.start][1] + waiting)
-        waiting += float(costs.waiting_bytes[b])
-    return waiting, max(turning, waiting) + (unit_bytes if again else 0.0)
-
-
-def _kept_and_made_again(costs: BlockCosts, choice: StageChoice, b: int, *, whole: bool) -> tuple[float, float]:
-    """Bytes of a block that are there before its backward, and those that it makes again for it.
-
-    Blocks of one layer are made again together; what enters a layer is kept with its first block. With `whole`, all
-    blocks of the stage have been made again before.
-    """
-    if choice.repeats or (choice.offload and not choice.recompute):
-        modules = selective_costs(costs, choice.repeats, choice.offload)
-        return float(modules.saved_bytes[b, b]), float(modules.working_bytes[b])
-    if whole or not choice.recompute or b >= _kept_from(costs, choice):
-        return float(costs.saved_bytes[b, b]), 0.0
-    if costs.repeated is not None and not costs.repeated[b]:
-        return 0.0 if costs.kept_bytes is None else float(costs.kept_bytes[b]), 0.0
-    start = max(choice.start, b if costs.layer_starts is None else int(costs.layer_starts[b]))
-    inputs = float(costs.checkpoint_bytes[b, b]) if b == start and not choice.offload else 0.0
-    return inputs, float(costs.saved_bytes[start, b])
-
-
-def _buffered(moved_bytes: float, by_block: np.ndarray) -> float:
-    """Bytes on the device of what moves to the host and back: at most those of `BUFFERS` blocks, in a stage."""
-    return min(moved_bytes, BUFFERS * float(by_block.max()))
 
 
 def _tied_s(setting: Setting, groups: Sequence[np.ndarray]) -> list[float]:
