@@ -15,9 +15,9 @@ from planner.hardware.types import Cluster
 from planner.memory import room_bytes
 from planner.schedules.held import UnitSizes
 from planner.solvers._candidates import comparable
-from planner.solvers.shape_terms import worker_terms
+from planner.solvers.shape_terms import StageCosts, stage_costs, worker_terms
 from planner.solvers.shapes import Shape
-from planner.solvers.stage_options import BINS, StageOptions, packed, run_pairs
+from planner.solvers.stage_options import BINS, StageOptions, packed
 from planner.space.configuration import Configuration
 from planner.space.cuts import balanced, pinned_blocks, stage_starts
 from planner.space.types import Job
@@ -56,12 +56,12 @@ class Cut:
     Attributes:
         edges: boundaries 0, ..., n.
         options: option index by stage.
-        over: by how much the fullest worker exceeds its memory, as a fraction; 0 if all fit.
-        least_s: lower bound on the simulated iteration time.
+        excess: by how much the fullest worker exceeds its memory, as a fraction; 0 if all fit.
+        bound_s: lower bound on the simulated iteration time.
         pace_s: the same bound, if in addition all workers keep pace with the slowest first stage, second stage, and so
             on.
-        uneven: sum of squares of the stages' seconds, to break ties.
-        worst: the fullest worker if memory is exceeded, else the slowest.
+        imbalance: sum of squares of the stages' seconds, to break ties.
+        worst_worker: the fullest worker if memory is exceeded, else the slowest.
     """
 
     edges: Edges
@@ -81,32 +81,6 @@ class Cut:
     def sort_key(self) -> tuple[tuple[float, float, float], Edges, tuple[int, ...]]:
         """Sort key: best cut first, ties by boundaries and options."""
         return self.key, self.edges, self.options
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _StageCosts:
-    """Time and memory of the stages of one cut in each option, float64 [stages, options].
-
-    Attributes:
-        forward_s, work_s: forward, and forward with backward, of a micro-batch.
-        tail_s: exchanges of an iteration.
-        unit: bytes kept of each micro-batch in flight.
-        waiting: of one between the halves of a split backward.
-        turning: at most of one in the first half.
-        resident: bytes of weights, gradients and optimizer state.
-        working: bytes kept of the micro-batch whose forward is repeated.
-        workspace: scratch bytes.
-    """
-
-    forward_s: np.ndarray
-    work_s: np.ndarray
-    tail_s: np.ndarray
-    unit: np.ndarray
-    waiting: np.ndarray
-    turning: np.ndarray
-    resident: np.ndarray
-    working: np.ndarray
-    workspace: np.ndarray
 
 
 def room_of(memory_bytes: np.ndarray, part: float) -> np.ndarray:
@@ -229,7 +203,7 @@ class Cutter:
             edges = (0, *inner, self._options.blocks)
             if not self._respects_pins(edges):
                 continue
-            costs = self._stage_costs(edges)
+            costs = stage_costs(self._shape, self._options, self._terms, edges)
             for combination in itertools.product(options, repeat=shape.stages):
                 if self._recomputes_as_fixed(combination):
                     yield self._assessed(edges, costs, np.array(combination))
@@ -338,36 +312,13 @@ class Cutter:
             allowed = allowed & (holds_block if pinned_stage == stage else ~holds_block)
         return allowed
 
-    def _stage_costs(self, edges: Edges) -> _StageCosts:
-        """Time and memory of the stages between these boundaries in each option."""
-        options, (first, last) = self._options, run_pairs(edges)
-        rows = np.arange(len(first))
-        forward_s, work_s = options.forward_s[:, :, first, last], options.work_s[:, :, first, last]
-        mask = np.zeros((work_s.shape[1], len(first)), bool)
-        for stage in rows:
-            mask[self._terms.device_types[stage], stage] = True
-        elements, shard_elements = options.elements[:, first, last], options.shard_elements[:, first, last]
-        passes = self._shape.micro_batches / len(self._workers_of_stage[0])
-        exchange_s = self._terms.end_s_per_element + self._terms.pass_s_per_element * passes
-        return _StageCosts(
-            np.where(mask, forward_s, 0.0).max(axis=1).T,
-            np.where(mask, work_s, 0.0).max(axis=1).T,
-            shard_elements.T * exchange_s,
-            options.unit_bytes[:, first, last].T / self._shape.schedule.parts,
-            options.waiting_bytes[:, first, last].T,
-            options.turning_bytes[:, first, last].T,
-            (elements * self._terms.bytes_per_element + shard_elements * self._terms.bytes_per_shard_element).T,
-            options.working_bytes[:, first, last].T,
-            options.workspace_bytes[:, first, last].T,
-        )
-
     def _cut(self, edges: Edges, *, aligned: bool) -> Cut:
         """The cut at these boundaries with the options that make each worker fastest within its memory.
 
         If `aligned`, every worker takes the options of the slowest worker, stage by stage, where these fit: then no
         worker waits for another's slower stage more than once.
         """
-        costs = self._stage_costs(edges)
+        costs = stage_costs(self._shape, self._options, self._terms, edges)
         options = np.zeros(self._shape.stages, np.int64)
         picks = {
             w: self._fastest_options(w, costs, list(stages))
@@ -383,7 +334,7 @@ class Cutter:
         return self._assessed(edges, costs, options)
 
     def _aligned_options(
-        self, worker: int, costs: _StageCosts, own_options: np.ndarray, other_options: np.ndarray
+        self, worker: int, costs: StageCosts, own_options: np.ndarray, other_options: np.ndarray
     ) -> np.ndarray:
         """Another worker's options if they are as many and fit this worker's memory; else its own."""
         stages = list(self._stages_of_worker[worker])
@@ -392,7 +343,7 @@ class Cutter:
         fits = self._peak_bytes(worker, costs, stages, other_options) <= self._room_bytes[worker]
         return other_options if fits else own_options
 
-    def _assessed(self, edges: Edges, costs: _StageCosts, options: np.ndarray) -> Cut:
+    def _assessed(self, edges: Edges, costs: StageCosts, options: np.ndarray) -> Cut:
         """The cut with estimates of its time and memory."""
         all_stages = np.arange(len(options))
         work_s, forward_s = costs.work_s[all_stages, options], costs.forward_s[all_stages, options]
@@ -417,7 +368,7 @@ class Cutter:
         pace_s = max(slowest[0], float(pace_by_turn_s.sum()) + longest_ramp_s)
         return Cut(edges, tuple(options.tolist()), fullest[0], slowest[0], pace_s, imbalance, worst_worker)
 
-    def _peak_bytes(self, worker: int, costs: _StageCosts, stages: list[int], options: np.ndarray) -> float:
+    def _peak_bytes(self, worker: int, costs: StageCosts, stages: list[int], options: np.ndarray) -> float:
         """Peak bytes of a worker with these options for its stages."""
         resident_bytes = float(costs.resident[stages, options].sum()) + self._terms.transient_bytes
         resident_bytes += float(costs.workspace[stages, options].max())
@@ -429,7 +380,7 @@ class Cutter:
         units = self._units[worker] @ costs.unit[stages, options]
         return resident_bytes + float(costs.working[stages, options].max() + units.max(initial=0.0))
 
-    def _fastest_options(self, worker: int, costs: _StageCosts, stages: list[int]) -> np.ndarray:
+    def _fastest_options(self, worker: int, costs: StageCosts, stages: list[int]) -> np.ndarray:
         """Fastest options of a worker's stages that fit its memory; the leanest if none fit."""
         work_s = costs.work_s[stages] * self._passes[worker][:, None] + costs.tail_s[stages]
         kept = costs.resident[stages] + self._peak_units[worker][:, None] * costs.unit[stages]
@@ -443,7 +394,7 @@ class Cutter:
         return self._options_cache[key]
 
     def _knapsack(
-        self, worker: int, costs: _StageCosts, stages: list[int], work_s: np.ndarray, kept_bytes: np.ndarray
+        self, worker: int, costs: StageCosts, stages: list[int], work_s: np.ndarray, kept_bytes: np.ndarray
     ) -> np.ndarray:
         """Choose options by knapsack over the stages' bytes.
 

@@ -1,8 +1,9 @@
-"""Devices of a pipeline shape's workers, and what a trainable element costs them in time and memory."""
+"""Devices of a pipeline shape's workers, what a trainable element costs them, and what the stages of a cut cost."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,7 @@ from planner.costs.precision import optimizer_state_bytes
 from planner.exchange import ModelStateBytes, Phase, kept_bytes, phase_s, recipe_of
 from planner.hardware.types import Cluster, neighbours
 from planner.solvers.shapes import Shape
+from planner.solvers.stage_options import StageOptions, run_pairs
 from planner.space.configuration import Configuration, StageChoice
 from planner.space.jobs import precision_of
 from planner.space.types import Job
@@ -40,12 +42,61 @@ class WorkerTerms:
     transient_bytes: float
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class StageCosts:
+    """Time and memory of the stages of one cut in each option, float64 [stages, options].
+
+    Attributes:
+        forward_s, work_s: forward, and forward with backward, of a micro-batch.
+        tail_s: exchanges of an iteration.
+        unit: bytes kept of each micro-batch in flight.
+        waiting: of one between the halves of a split backward.
+        turning: at most of one in the first half.
+        resident: bytes of weights, gradients and optimizer state.
+        working: bytes kept of the micro-batch whose forward is repeated.
+        workspace: scratch bytes.
+    """
+
+    forward_s: np.ndarray
+    work_s: np.ndarray
+    tail_s: np.ndarray
+    unit: np.ndarray
+    waiting: np.ndarray
+    turning: np.ndarray
+    resident: np.ndarray
+    working: np.ndarray
+    workspace: np.ndarray
+
+
 def worker_terms(shape: Shape, cluster: Cluster, job: Job) -> WorkerTerms:
     """Terms of a shape; exchanges are priced for the replicas of the first stage. O(workers + stages)."""
     device_types, memory_bytes, first_ranks = _devices(shape, cluster)
     pass_s, end_s = _exchange_s_per_element(shape, cluster, job, first_ranks)
     by_element, by_shard_element, transient_bytes = _state_bytes(shape, cluster, job)
     return WorkerTerms(device_types, memory_bytes, pass_s, end_s, by_element, by_shard_element, transient_bytes)
+
+
+def stage_costs(shape: Shape, options: StageOptions, terms: WorkerTerms, edges: Sequence[int]) -> StageCosts:
+    """Time and memory of the stages between these boundaries in each option."""
+    first, last = run_pairs(edges)
+    forward_s, work_s = options.forward_s[:, :, first, last], options.work_s[:, :, first, last]
+    hosts = np.zeros((work_s.shape[1], len(first)), bool)
+    for stage, types in enumerate(terms.device_types):
+        hosts[types, stage] = True
+    elements, shard_elements = options.elements[:, first, last], options.shard_elements[:, first, last]
+    passes = shape.micro_batches / len(shape.schedule.holders(shape.pipeline)[0])
+    exchange_s = terms.end_s_per_element + terms.pass_s_per_element * passes
+    return StageCosts(
+        np.where(hosts, forward_s, 0.0).max(axis=1).T,
+        np.where(hosts, work_s, 0.0).max(axis=1).T,
+        shard_elements.T * exchange_s,
+        options.unit_bytes[:, first, last].T / shape.schedule.parts,
+        options.waiting_bytes[:, first, last].T,
+        options.turning_bytes[:, first, last].T,
+        (elements * terms.bytes_per_element + shard_elements * terms.bytes_per_shard_element).T,
+        options.working_bytes[:, first, last].T,
+        options.workspace_bytes[:, first, last].T,
+    )
 
 
 def _devices(shape: Shape, cluster: Cluster) -> tuple[list[list[int]], np.ndarray, np.ndarray]:
