@@ -32,6 +32,7 @@ from planner.graph.types import ScaledTensors as ScaledTensors
 from planner.graph.types import SourceFile as SourceFile
 from planner.graph.types import Tensor as Tensor
 from planner.graph.types import TensorKind as TensorKind
+from planner.graph.types import WeightRead as WeightRead
 from planner.graph.types import hand_on as hand_on
 from planner.graph.types import per_graph as per_graph
 from planner.graph.types import per_model as per_model

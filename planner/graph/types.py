@@ -274,6 +274,23 @@ class SourceFile:
             return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
+@dataclass(frozen=True, slots=True)
+class WeightRead:
+    """An operator of the model file that reads a weight of its own from a tensor that others read, too.
+
+    Attributes:
+        weight: name of the weight.
+        stored: the file's tensor.
+        operator: first output of the operator in the file.
+        operand: place of the weight, or of what is computed from it alone, among its inputs, from 0.
+    """
+
+    weight: str
+    stored: str
+    operator: str
+    operand: int
+
+
 @dataclass(frozen=True)
 class Graph:
     """A model: operators in topological order over named tensors of known shape.
@@ -293,6 +310,7 @@ class Graph:
         report: what the importer kept, dropped and assumed.
         permuted: for tensors of kind PARAMETER that are one parameter transposed: for each dimension, the parameter's.
         identities: results of operators of the file that hand on their first operand unchanged and are left out here.
+        separated: reads of weights that the file stores once for several modules because they were equal at export.
         source: the file; None for a model in memory and for files that hold no operators of their own.
     """
 
@@ -310,6 +328,7 @@ class Graph:
     report: ImportReport = field(default_factory=lambda: ImportReport("memory", 0, 0, 0, 0))
     permuted: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     identities: tuple[str, ...] = ()
+    separated: tuple[WeightRead, ...] = ()
     source: SourceFile | None = field(default=None, compare=False, repr=False)
 
     @functools.cached_property

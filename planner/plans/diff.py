@@ -165,7 +165,7 @@ def _fields(value: object, *head: str, leave: tuple[str, ...] = ()) -> Iterator[
 
 
 def _model(plan: Plan) -> Iterator[tuple[Key, Value]]:
-    file_facts = "file_sha256", "identities", "exported_batch", "rebatch", "rebatched_tensors"
+    file_facts = "file_sha256", "identities", "exported_batch", "rebatch", "rebatched_tensors", "separated"
     yield from _fields(plan.model, leave=("inputs", "outputs", *file_facts))
     for what, tensors in (("input", plan.model.inputs), ("output", plan.model.outputs)):
         for tensor in tensors:

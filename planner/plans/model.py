@@ -63,6 +63,23 @@ class RebatchedTensor:
 
 
 @dataclass(frozen=True, slots=True)
+class SeparatedWeight:
+    """A weight of its own that the file stores as one with others, because all were equal when it was exported.
+
+    Attributes:
+        weight: its name in the plan.
+        stored: the tensor of the file that holds its first values.
+        operators: that read it in the file, by their first outputs.
+        operand: the place among their inputs of the tensor, or of what the file computes from it alone; from 0.
+    """
+
+    weight: str
+    stored: str
+    operators: tuple[str, ...]
+    operand: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSection:
     """The model that the plan is for.
 
@@ -84,6 +101,7 @@ class ModelSection:
         exported_batch: batch that the model file is fixed at; left out where the file leaves it open.
         rebatch: constants that must have other values for the plan's micro-batch; left out where none must.
         rebatched_tensors: constants and weights with other sizes there.
+        separated: weights that the file stores as one with others; left out where there are none.
     """
 
     name: str
@@ -100,6 +118,7 @@ class ModelSection:
     exported_batch: int = 0
     rebatch: tuple[RebatchedOperand, ...] = ()
     rebatched_tensors: tuple[RebatchedTensor, ...] = ()
+    separated: tuple[SeparatedWeight, ...] = ()
 
     def comparable(self, other: ModelSection) -> ModelSection:
         """The section with what the other says of the model's file, where one of them does not know the file.
@@ -110,7 +129,7 @@ class ModelSection:
             return replace(self, file_sha256=other.file_sha256)
         return replace(
             self, file_sha256=other.file_sha256, identities=other.identities, exported_batch=other.exported_batch,
-            rebatch=other.rebatch, rebatched_tensors=other.rebatched_tensors,
+            rebatch=other.rebatch, rebatched_tensors=other.rebatched_tensors, separated=other.separated,
         )  # fmt: skip
 
     @property
@@ -375,3 +394,14 @@ def _map_strings(block: Block, change: Callable[[str], str]) -> Block:
             for p in block.parameters
         ),
     )
+
+
+def turned_copies(blocks: Iterable[Block]) -> dict[str, str]:
+    """Tied weights that the file stores as the transpose of the one that they are copies of, and that one."""
+    parameters = {p.name: p for block in blocks for p in block.parameters}
+    turned = {}
+    for copy in parameters.values():
+        owner = parameters.get(copy.owner, copy)
+        if copy.shape == owner.shape[::-1] and (copy.shape, copy.transposed) != (owner.shape, owner.transposed):
+            turned[copy.name] = owner.name
+    return turned

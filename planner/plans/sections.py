@@ -22,7 +22,15 @@ from planner.hardware.types import Cluster
 from planner.operators import batch_constants, needs_gradient, rule_of
 from planner.plans import figures
 from planner.plans.collectives import stage_collectives, tied_collectives
-from planner.plans.model import BlockParameter, Loss, ModelSection, RebatchedOperand, RebatchedTensor, TensorSpec
+from planner.plans.model import (
+    BlockParameter,
+    Loss,
+    ModelSection,
+    RebatchedOperand,
+    RebatchedTensor,
+    SeparatedWeight,
+    TensorSpec,
+)
 from planner.plans.records import Boundary, DeviceRun, HardwareSection, LinkLevel, MicroBatches, SharedParameter, Stage
 from planner.plans.words import significant, summary
 from planner.space.blocks import loss_outputs
@@ -42,8 +50,19 @@ def model_section(graph: Graph, chosen: Precision) -> ModelSection:
         loss_output=losses[0] if losses and losses[0] != graph.outputs[0] else "",
         operators=len(graph.nodes),
         parameters=graph.parameter_count(),
+        separated=_separated(graph),
     )
     return section if graph.source is None else _of_file(section, graph, graph.source)
+
+
+def _separated(graph: Graph) -> tuple[SeparatedWeight, ...]:
+    """Weights of their own that the file stores as one with others, with the operators that read them at a place."""
+    readers: dict[tuple[str, str, int], list[str]] = {}
+    for read in graph.separated:
+        readers.setdefault((read.weight, read.stored, read.operand), []).append(read.operator)
+    return tuple(
+        SeparatedWeight(weight, stored, tuple(names), operand) for (weight, stored, operand), names in readers.items()
+    )
 
 
 def _of_file(section: ModelSection, graph: Graph, source: SourceFile) -> ModelSection:

@@ -240,7 +240,7 @@ class ShardedBlock:
         for o in self.operators:
             yield names[o.operator], dataclasses.replace(o, operator=names[o.operator])
         for place in self.tensors:
-            yield from _with_parameters(_place(place, names))
+            yield from with_parameters(_place(place, names))
         for h in self.holdings:
             if h.what != "columns":
                 yield names[h.weight], dataclasses.replace(h, weight=names[h.weight])
@@ -353,7 +353,7 @@ def _place(place: TensorPlace, names: Mapping[str, str]) -> TensorPlace:
     return dataclasses.replace(place, tensor=names[place.tensor], parameters=parameters)
 
 
-def _with_parameters(place: TensorPlace) -> list[tuple[str, TensorPlace]]:
+def with_parameters(place: TensorPlace) -> list[tuple[str, TensorPlace]]:
     """A weight's layouts by its own name and by those of its parameters, transposed if the plan gives `dims`."""
     places = [(place.tensor, place)]
     for parameter in place.parameters:

@@ -7,6 +7,7 @@ for a, a + 1, ..., b - 1; times are seconds, sizes bytes.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,9 +18,18 @@ from planner.costs.report import Coverage
 from planner.errors import PlanError
 from planner.plans import records
 from planner.plans.figures import Alternative, FreeChoice, Headline, Predictions
-from planner.plans.model import Block, BlockParameter, BlockRun, ModelSection, block_names, expand
+from planner.plans.model import Block, BlockParameter, BlockRun, ModelSection, block_names, expand, turned_copies
 from planner.plans.orders import RankOrder
-from planner.plans.shardings import Holding, OperatorSplit, ShardedBlock, Sharding, TensorPlace, correspondence, dealt
+from planner.plans.shardings import (
+    Holding,
+    OperatorSplit,
+    ShardedBlock,
+    Sharding,
+    TensorPlace,
+    correspondence,
+    dealt,
+    with_parameters,
+)
 from planner.schedules import Action, ActionKind
 from planner.space.configuration import Configuration
 from planner.space.types import Job
@@ -380,6 +390,11 @@ class Plan:
                 yield block, entry, correspondence(entry, self.block_table, block, further_names)
 
     @functools.cached_property
+    def turned_copies(self) -> Mapping[str, str]:
+        """Tied weights that the model file stores as the transpose of the one that they are copies of, and that one."""
+        return turned_copies(self.block_table)
+
+    @functools.cached_property
     def _sharded(self) -> tuple[Mapping[tuple[type, str], Any], ...]:
         """By stage, what the entries of its blocks say, by type and the model's name; the first block counts."""
         by_stage = []
@@ -388,6 +403,10 @@ class Plan:
             for _, entry, names in self.sharded_blocks(stage):
                 for name, item in entry.renamed(names):
                     items.setdefault((type(item), name), item)
+            for copy, owner in self.turned_copies.items():
+                if (place := items.get((TensorPlace, copy))) is not None:
+                    turned = dataclasses.replace(place, parameters=(owner,), dims=(1, 0))
+                    items.setdefault((TensorPlace, owner), dict(with_parameters(turned))[owner])
             by_stage.append(items)
         return tuple(by_stage)
 

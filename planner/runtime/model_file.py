@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -12,6 +12,7 @@ import torch
 
 from planner.errors import ModelError
 from planner.operators import BatchConstants
+from planner.plans.model import SeparatedWeight
 from planner.runtime.device import seeded
 from planner.runtime.operators import RULES, torch_type
 
@@ -61,6 +62,7 @@ class ModelFile:
         folder: folder of external data.
         input_types: of each input the ONNX element type and its fixed sizes.
         resized: for tensors with another number of samples than in the file, sizes by dimension.
+        batch: samples that the file's constants are for; 0 where none is resized.
         source: the file as it was read.
     """
 
@@ -73,6 +75,7 @@ class ModelFile:
     folder: Path = Path()
     input_types: Mapping[str, tuple[int, tuple[int | None, ...]]] = field(default_factory=dict)
     resized: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    batch: int = 0
     source: Any = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -104,49 +107,63 @@ class ModelFile:
                 stack += self.steps[at].inputs
         return tuple(self.steps[i] for i in sorted(needed))
 
-    def apart(self, parameters: Iterable[str]) -> ModelFile:
-        """The model with a weight for each module where an exporter merged equal initial weights.
+    def apart(self, separated: Iterable[SeparatedWeight]) -> ModelFile:
+        """The model with a weight for each module where an exporter stored equal initial weights once.
 
-        A plan calls the weight of a later module `weight@module`. Readers of an initializer and the weights that stand
-        for it correspond in their order.
-
-        Args:
-            parameters: names of all weights of a plan, in the order in which they are read.
+        What the file computes from such a weight alone, such as its transpose, is computed from each anew.
 
         Raises:
-            ModelError: an initializer has another number of readers than of weights that stand for it.
+            ModelError: the file lacks an operator that reads one of them, or what it reads.
         """
-        named: dict[str, list[str]] = {}
-        for name in dict.fromkeys(parameters):
-            named.setdefault(name if name in self.weights else name.rpartition("@")[0], []).append(name)
-        steps, weights = list(self.steps), dict(self.weights)
-        at = {step.name: i for i, step in enumerate(self.steps)}
-        live = {step.name for step in self.cone(self.outputs, self.inputs)}
-        for base, names in named.items():
-            if len(names) == 1 or base not in self.weights:
+        places = {step.name: i for i, step in enumerate(self.steps)}
+        steps, weights, made = list(self.steps), dict(self.weights), dict[str, Step]()
+        for own in separated:
+            for name in own.operators:
+                known = name in places and own.stored in self.weights
+                reader = steps[places[name]] if known else None
+                if reader is None or own.operand >= len(reader.inputs):
+                    message = f"no operand {own.operand} of {name!r}, which reads the weight {own.weight!r}"
+                    raise ModelError(message, where=name, hint="is this the model that the plan was made for?")
+                inputs = list(reader.inputs)
+                again, inputs[own.operand] = self._from_another(inputs[own.operand], own.stored, own.weight)
+                made.update((step.name, step) for step in again)
+                steps[places[name]] = replace(reader, inputs=tuple(inputs))
+            weights[own.weight] = self.weights[own.stored]
+        return replace(self, steps=(*made.values(), *steps), weights=weights)
+
+    def _from_another(self, name: str, stored: str, weight: str) -> tuple[list[Step], str]:
+        """What is computed from a stored tensor alone, from another weight: the operators, and the result's name."""
+        named, steps = {stored: weight}, list[Step]()
+        for step in self.cone((name,), (stored,)):
+            inputs = tuple(named.get(read, read) for read in step.inputs)
+            if step.op == "Identity":
+                named[step.name] = inputs[0]
                 continue
-            readers = [step for step in self.readers(base) if step.name in live]
-            if len(readers) != len(names):
-                raise ModelError(
-                    f"{len(readers)} operators read {base!r}, which stands for {len(names)} weights", where=base,
-                    hint="export with optimize=False, so that equal weights are not merged",
-                )  # fmt: skip
-            for step, name in zip(readers, names, strict=True):
-                weights[name] = self.weights[base]
-                reader = steps[at[step.name]]
-                inputs = tuple(name if read == base else read for read in reader.inputs)
-                steps[at[step.name]] = replace(reader, inputs=inputs)
-        return replace(self, steps=tuple(steps), weights=weights)
+            named.update((out, f"{out}@{weight}") for out in step.outputs if out)
+            steps.append(replace(step, inputs=inputs, outputs=tuple(named.get(out, "") for out in step.outputs)))
+        return steps, named[name]
+
+    def with_ties(self, copies: Mapping[str, str]) -> ModelFile:
+        """The model in which tied weights that the file stores transposed are computed from those they are copies of.
+
+        Args:
+            copies: the weight by the name of its copy.
+        """
+        turned = {copy: owner for copy, owner in copies.items() if copy in self.weights and owner in self.weights}
+        steps = tuple(Step("Transpose", (owner,), (copy,), {"perm": [1, 0]}, 1) for copy, owner in turned.items())
+        weights = {name: proto for name, proto in self.weights.items() if name not in turned}
+        return replace(self, steps=(*steps, *self.steps), weights=weights)
 
     def takes(self, name: str, shape: Sequence[int]) -> bool:
         """Whether an input may have a shape: it agrees in all sizes that the file fixes."""
         fixed = self.input_types[name][1] if name in self.input_types else ()
         return all(known in (None, size) for known, size in zip(fixed, shape, strict=False))
 
-    def at_batch(self, change: BatchConstants, identities: Iterable[str]) -> ModelFile:
+    def at_batch(self, change: BatchConstants, identities: Iterable[str], batch: int) -> ModelFile:
         """The model at another batch size than the file's.
 
         Args:
+            batch: the file's.
             change: constants that hold the batch size, and their new values.
             identities: operators, by result, that return their first operand unchanged.
 
@@ -168,7 +185,7 @@ class ModelFile:
             steps[at] = replace(steps[at], inputs=tuple(inputs))
         for at in (places[name] for name in identities if name in places):
             steps[at] = replace(steps[at], op="Identity", inputs=steps[at].inputs[:1], attributes={})
-        return replace(self, steps=tuple(steps), constants=constants, resized=change.samples)
+        return replace(self, steps=tuple(steps), constants=constants, resized=change.samples, batch=batch)
 
     def weight(self, name: str, dtype: torch.dtype) -> torch.Tensor:
         """The data of an initializer: from the file or its external data, else drawn by name and seed.
@@ -181,11 +198,12 @@ class ModelFile:
 
     def shaped(self, name: str, dtype: torch.dtype) -> torch.Tensor:
         """As `weight` on the meta device: shape and type without data."""
-        proto = self.weights[name]
-        return torch.empty(tuple(proto.dims), dtype=torch_type(proto.data_type, dtype), device="meta")
+        proto, resized = self.weights[name], self.resized.get(name, {})
+        shape = [resized.get(d, size) for d, size in enumerate(proto.dims)]
+        return torch.empty(shape, dtype=torch_type(proto.data_type, dtype), device="meta")
 
     def fitted(self, name: str, value: torch.Tensor) -> torch.Tensor:
-        """Resize a value that has an entry for each sample: cut it, or repeat it where all entries are equal.
+        """Resize a value that has an entry for each sample: cut it, or repeat it where those of all samples are equal.
 
         Raises:
             ModelError: there are too few entries, and they differ.
@@ -193,10 +211,13 @@ class ModelFile:
         for d, size in self.resized.get(name, {}).items():
             if value.shape[d] > size:
                 value = value.narrow(d, 0, size).contiguous()
-            elif value.shape[d] < size and not torch.equal(value, value.narrow(d, 0, 1).expand_as(value)):
-                raise ModelError("holds another entry for each sample", where=name, hint="export with a symbolic batch")
             elif value.shape[d] < size:
-                value = value.narrow(d, 0, 1).expand(*value.shape[:d], size, *value.shape[d + 1 :]).contiguous()
+                each = max(1, value.shape[d] // max(1, self.batch))  # rows of a sample, such as one a head
+                rows = value.narrow(d, 0, each)
+                if not value.is_meta and not torch.equal(value, torch.cat([rows] * (value.shape[d] // each), d)):
+                    hint = "export with a symbolic batch"
+                    raise ModelError("holds another entry for each sample", where=name, hint=hint)
+                value = torch.cat([rows] * (size // each), d)
         return value
 
     def _stored(self, name: str, dtype: torch.dtype) -> torch.Tensor:
@@ -269,8 +290,9 @@ def read_model(model: object, *, seed: int = 0) -> ModelFile:
     if proto.functions:
         proto = inline_local_functions(proto)
     versions = {("" if e.domain == "ai.onnx" else e.domain): e.version for e in proto.opset_import}
-    steps = tuple(_step(node, versions) for node in proto.graph.node)
     weights = {tensor.name: tensor for tensor in proto.graph.initializer}
+    weights |= {name: tensor for node in proto.graph.node for name, tensor in _held(node)}
+    steps = tuple(_step(node, versions) for node in proto.graph.node if not weights.keys() & {*node.output})
     inputs = tuple(value.name for value in proto.graph.input if value.name not in weights)
     outputs = tuple(value.name for value in proto.graph.output)
     kinds = {value.name: value.type.tensor_type for value in proto.graph.input}
@@ -279,6 +301,13 @@ def read_model(model: object, *, seed: int = 0) -> ModelFile:
         for name, kind in kinds.items()
     }
     return ModelFile(steps, inputs, outputs, weights, {}, seed, folder, types, source=source)
+
+
+def _held(node: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401
+    """The name and the tensor of floats that an operator without inputs holds, as a weight may be stored."""
+    for entry in node.attribute if node.op_type == "Constant" and not node.domain else ():
+        if entry.name == "value" and entry.t.data_type in _FLOAT_NUMBERS and entry.t.dims:
+            yield node.output[0], entry.t
 
 
 def _step(node: Any, versions: Mapping[str, int]) -> Step:  # noqa: ANN401

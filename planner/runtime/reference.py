@@ -42,7 +42,7 @@ def reference(
     names = {n for step in steps for n in step.inputs if n in model.weights or n in model.constants}
     tied: dict[str, str] = {}
     for block in plan.block_table:
-        tied.update((p.name, p.tied_to or p.name) for p in block.parameters if p.trainable and p.name in names)
+        tied.update((p.name, p.owner) for p in block.parameters if p.trainable and p.name in names)
     for shared in plan.shared_parameters:
         tied.update(dict.fromkeys((n for n in shared.names if n in tied), shared.parameter))
     leaves = {p: device.place(model.weight(p, dtype)).requires_grad_(True) for p in dict.fromkeys(tied.values())}

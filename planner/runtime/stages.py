@@ -64,7 +64,7 @@ class StageProgram:
         """Names of `owned` by the first block of the stage that reads them, in order of the blocks."""
         owned, blocks = dict.fromkeys(self.owned), list[tuple[str, ...]]()
         for block in plan.stage_blocks(self.index):
-            names = [self.parameters.get(p.name, p.name) for p in block.parameters]
+            names = [self.parameters.get(p.name, p.owner) for p in block.parameters]
             blocks.append(tuple(name for name in dict.fromkeys(names) if name in owned))
             owned = {name: None for name in owned if name not in blocks[-1]}
         return (*blocks, tuple(owned))
@@ -94,7 +94,7 @@ def stage_program(plan: Plan, model: ModelFile, index: int) -> StageProgram:
             )  # fmt: skip
     read = dict.fromkeys(name for step in steps for name in step.inputs if name)
     weights = [name for name in read if name in model.weights or name in model.constants]
-    trained = {p.name: p.tied_to or p.name for p in plan.stage_parameters(index) if p.trainable}
+    trained = {name: p.owner for p in plan.stage_parameters(index) if p.trainable for name in (p.owner, p.name)}
     aliases = {name: shared.parameter for shared in plan.shared_parameters for name in shared.names}
     parameters = {name: aliases.get(name, trained[name]) for name in weights if name in trained}
     kernels = fused(steps, wanted, listed=nodes, gates=runs_gates(plan))

@@ -276,7 +276,7 @@ def model_of(plan: Plan, model: ModelFile) -> ModelFile:
                 where=plan.model.name,
                 hint="write it at that batch: `shardplan models rebatch MODEL --batch N -o FILE`",
             )
-        model = model.at_batch(plan.model.batch_constants, plan.model.identities)
-    model = model.apart(p.name for block in plan.block_table for p in block.parameters if p.trainable)
+        model = model.at_batch(plan.model.batch_constants, plan.model.identities, plan.model.exported_batch)
+    model = model.apart(plan.model.separated)
     require_model(plan, model)
-    return model
+    return model.with_ties(plan.turned_copies)

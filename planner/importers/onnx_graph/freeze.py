@@ -52,6 +52,7 @@ def freeze(work: WorkGraph) -> Graph:
             tuple(work.notes),
         ),
         identities=tuple(work.identities),
+        separated=tuple(work.separated),
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from planner.graph import Parameter
+from planner.graph import Parameter, WeightRead
 from planner.importers.onnx_graph.weights import Use, is_path, module_label, uses
 from planner.importers.onnx_graph.work import TensorType, WorkGraph, WorkNode
 from planner.operators import Role, rule_of
@@ -227,6 +227,7 @@ def separate_merged(graph: WorkGraph) -> None:
             elements += graph.types[stored].elements
             for use in members:
                 replaced.setdefault((id(use.node), use.slot), {})[stored] = copy
+                graph.separated.append(WeightRead(copy, stored, use.node.outputs[0], use.slot))
     _redirect(graph, replaced)
     if merged:
         graph.info(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
-from planner.graph import AttributeValue, DType, Note, NoteLevel, Parameter
+from planner.graph import AttributeValue, DType, Note, NoteLevel, Parameter, WeightRead
 
 Array = NDArray[Any]
 
@@ -95,6 +95,7 @@ class WorkGraph:
         fates: how many nodes left the graph, by reason (plumbing, folded, dead).
         axis_names: symbolic names of each input's axes, "" where the file gives a number.
         identities: results of nodes that handed on their first input unchanged and were taken out.
+        separated: reads of weights that the file stores once for several modules.
     """
 
     name: str
@@ -115,6 +116,7 @@ class WorkGraph:
     fates: Counter[str] = field(default_factory=Counter)
     notes: list[Note] = field(default_factory=list)
     identities: list[str] = field(default_factory=list)
+    separated: list[WeightRead] = field(default_factory=list)
 
     def info(self, code: str, message: str, where: str = "") -> None:
         """Record something the user may want to know."""

@@ -17,7 +17,7 @@ def _gather(c: Call) -> torch.Tensor:
     if axis == 0 and c[0].dim() == 2 and c[0].is_floating_point():
         return lookup(c[0], places) if c.context.adds_in_place else F.embedding(places, c[0])
     taken = c[0].index_select(axis, places.reshape(-1))
-    return taken.reshape(*c[0].shape[:axis], *places.shape, *c[0].shape[axis + 1 :])
+    return taken.reshape((*c[0].shape[:axis], *places.shape, *c[0].shape[axis + 1 :]))
 
 
 @rule("GatherElements")
@@ -48,7 +48,7 @@ def _gather_nd(c: Call) -> torch.Tensor:
     flat = _flat_places(c[0], c[1], kept)
     rest = c[0].shape[kept + depth :]
     rows = c[0].reshape(-1, *rest)
-    return rows.index_select(0, flat.reshape(-1)).reshape(*flat.shape, *rest)
+    return rows.index_select(0, flat.reshape(-1)).reshape((*flat.shape, *rest))
 
 
 _REDUCE = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
