@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -87,14 +87,20 @@ def sharding_sections(
         stages = [stage for stage in decision.stages if stage.sharding == index and stage.ranks > 1]
         writer = writers.setdefault(id(entry.inner), _Writer(graph, entry))
         costs, inner = entry.costs, entry.inner
-        blocks_by_point: dict[int, list[int]] = {}
+        blocks_by_point: dict[Hashable, list[int]] = {}
         for b in (block for stage in stages for block in range(stage.start, stage.stop)):
-            blocks_by_point.setdefault(id(costs.points[b]), []).append(b)
+            blocks_by_point.setdefault((id(costs.points[b]), _origins(graph, table[b])), []).append(b)
         axes = tuple(MeshAxis(axis.name, axis.size) for axis in inner.mesh.axes)
         blocks = tuple(writer.block(entry, members, table) for members in blocks_by_point.values())
         boundaries: Any = tuple(each.value for each in costs.boundaries)
         sections.append(Sharding(name, axes, boundaries, blocks, inner.setting.options.padded))
     return tuple(sections)
+
+
+def _origins(graph: Graph, block: Block) -> tuple[Hashable, ...]:
+    """How each weight that the operators of a block read follows from parameters: from how many, in which order."""
+    read = (name for key in block.nodes for name in graph.nodes[graph.producer[key]].inputs if name in graph.sources)
+    return tuple((len(parameters), dims) for parameters, dims in (weight_origin(graph, name) for name in read))
 
 
 class _Writer:

@@ -125,7 +125,7 @@ class Attention:
             if (number := _number(values[name])) is None:
                 return None
             scale = scale / number if divides else scale * number
-        for step, at in self.between:
+        for step, at in ((step, at) for step, at in self.between if step.op not in _SAME):
             others = [values[name] for p, name in enumerate(step.inputs) if p != at]
             if step.op in _FACTORS:
                 number = _number(others[0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -82,7 +82,6 @@ def run(
     context: Context,
     *,
     wanted: Iterable[str] = (),
-    fitted: Callable[[str, torch.Tensor], torch.Tensor] | None = None,
 ) -> Values:
     """Run operators in order.
 
@@ -91,7 +90,6 @@ def run(
         values: inputs, weights and constants by name. Not changed.
         context: types and seeds of the pass.
         wanted: names of the values to return; all others are dropped after their last reader.
-        fitted: resizes a result to the plan's batch (`ModelFile.fitted`).
 
     Returns:
         The wanted values by name; all values where none is named.
@@ -109,7 +107,7 @@ def run(
             results = step.results(known, context)
         for name, value in zip(step.outputs, results, strict=False):
             if name and value is not None:
-                known[name] = fitted(name, value) if fitted and isinstance(value, torch.Tensor) else value
+                known[name] = context.fitted(name, value) if isinstance(value, torch.Tensor) else value
         context.end(step, known.__getitem__)
         for name in step.inputs:
             if name and kept:
@@ -134,4 +132,4 @@ def run_graph(model: object, feeds: Mapping[str, torch.Tensor], dtype: torch.dty
     steps = model_file.cone(model_file.outputs, model_file.inputs)
     require_rules(steps)
     weights = {name: model_file.weight(name, dtype) for name in (*model_file.weights, *model_file.constants)}
-    return run(steps, {**weights, **feeds}, Context(dtype), wanted=model_file.outputs, fitted=model_file.fitted)
+    return run(steps, {**weights, **feeds}, Context(dtype, fitted=model_file.fitted), wanted=model_file.outputs)

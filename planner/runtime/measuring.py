@@ -66,7 +66,7 @@ class TorchRunner:
         }
 
         def forward() -> Values:
-            return run(steps, values, Context(dtype), wanted=model_file.outputs)
+            return run(steps, values, Context(dtype, fitted=model_file.fitted), wanted=model_file.outputs)
 
         with torch.no_grad():
             forward_s = self._median_s(forward)

@@ -80,8 +80,8 @@ def _measure(plan: Plan, model_file: ModelFile, passes: int, seed: int, _: int, 
             return value
 
         clock.begin(counted=number > 0)
-        context = Context(torch.float32, seed, number, adds_in_place=True)
-        results = run(program.kernels, given, context, wanted=outputs, fitted=observed)
+        context = Context(torch.float32, seed, number, adds_in_place=True, fitted=observed)
+        results = run(program.kernels, given, context, wanted=outputs)
         clock.backward(loss(results, batch), leaves)
     return {
         name: (clock.median(clock.forward_s, name), clock.median(clock.backward_s, name))

@@ -52,9 +52,9 @@ def reference(
     total, scale = 0.0, plan.micro_batches.gradient_scale
     for micro_batch in range(plan.micro_batches.count):
         batch = LateBatch(data, 0, micro_batch, device)
-        context = Context(dtype, seed, micro_batch, device=device.name)
+        context = Context(dtype, seed, micro_batch, device=device.name, fitted=model.fitted)
         given = {**values, **{name: batch[name] for name in model.inputs if name in batch}}
-        results = run(steps, given, context, wanted=outputs, fitted=model.fitted)
+        results = run(steps, given, context, wanted=outputs)
         scaled_loss = loss({name: results[name] for name in outputs}, batch) * scale
         scaled_loss.backward()
         total += device.numbers([scaled_loss])[0]

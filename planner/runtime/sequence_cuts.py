@@ -99,7 +99,7 @@ def _whole_values(plan: Plan, model: ModelFile, dtype: torch.dtype) -> tuple[dic
 
     The graph runs on the meta device: inputs and trained weights have no data there, and what depends on them neither.
     """
-    context = Context(dtype)
+    context = Context(dtype, fitted=model.fitted)
     values: Values = {}
     for spec in plan.model.inputs:
         number = model.input_types[spec.name][0] if spec.name in model.input_types else 1
@@ -111,7 +111,7 @@ def _whole_values(plan: Plan, model: ModelFile, dtype: torch.dtype) -> tuple[dic
         else:
             values[name] = model.weight(name, context.float_dtype)
     steps = model.cone([spec.name for spec in plan.model.outputs], model.inputs)
-    results = run(steps, values, context, fitted=model.fitted)
+    results = run(steps, values, context)
     tensors = {name: x for name, x in results.items() if isinstance(x, torch.Tensor)}
     computed = {name for step in steps for name in step.outputs if name}
     known = {name: x for name, x in tensors.items() if not x.is_meta and (name in computed or name not in trained)}

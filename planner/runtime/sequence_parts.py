@@ -9,7 +9,7 @@ import torch
 from planner.runtime.data import Batch, Loss
 from planner.runtime.device import settled
 from planner.runtime.interpreter import Values, run_step
-from planner.runtime.model_file import ModelFile, Step
+from planner.runtime.model_file import Step
 from planner.runtime.modules import Module, find_modules
 from planner.runtime.operators import Context
 from planner.runtime.operators.attention import window
@@ -30,8 +30,8 @@ class PartedStage:
         modules: operators that run again in backward.
     """
 
-    def __init__(self, cuts: SequenceCuts, model: ModelFile, program: StageProgram, device: torch.device) -> None:
-        self._cuts, self._model, self._program = cuts, model, program
+    def __init__(self, cuts: SequenceCuts, program: StageProgram, device: torch.device) -> None:
+        self._cuts, self._program = cuts, program
         self._constants = {name: settled(x, device) for name, x in cuts.constants.items()}
         self._outputs = {name: next(iter(cuts.cuts(name)), None) for name in program.outputs}
         carried = dict.fromkeys(name for name, dim in self._outputs.items() if dim is not None)
@@ -93,7 +93,7 @@ class PartedStage:
             context.after(step.inputs, step.outputs, results)
             for name, value in zip(step.outputs, results, strict=False):
                 if name and value is not None:
-                    known[name] = self._model.fitted(name, value)
+                    known[name] = context.fitted(name, value)
             context.end(step, known.__getitem__)
 
     def _results(self, step: Step, known: Values, context: Context, part: int, earlier: Carried) -> list[torch.Tensor]:

@@ -38,7 +38,7 @@ from planner.runtime.stages import StageProgram
 
 def whole_shapes(plan: Plan, model: ModelFile) -> Shapes:
     """Shapes of all full tensors at the plan's micro-batch, by running the model on the meta device (without data)."""
-    context = Context()
+    context = Context(fitted=model.fitted)
     values: Values = {}
     for spec in plan.model.inputs:
         number = model.input_types[spec.name][0] if spec.name in model.input_types else 1
@@ -50,7 +50,7 @@ def whole_shapes(plan: Plan, model: ModelFile) -> Shapes:
         else:
             values[name] = model.shaped(name, context.float_dtype)
     steps = model.cone([spec.name for spec in plan.model.outputs], [spec.name for spec in plan.model.inputs])
-    tensors = run(steps, values, context, fitted=model.fitted)
+    tensors = run(steps, values, context)
     return {name: tuple(x.shape) for name, x in tensors.items() if isinstance(x, torch.Tensor)}
 
 
@@ -116,8 +116,8 @@ class ShardedStage:
         modules: operators that run again in backward.
     """
 
-    def __init__(self, plan: Plan, model: ModelFile, program: StageProgram, mesh: Mesh, shapes: Shapes) -> None:
-        self._plan, self._model, self._program, self._mesh = plan, model, program, mesh
+    def __init__(self, plan: Plan, program: StageProgram, mesh: Mesh, shapes: Shapes) -> None:
+        self._plan, self._program, self._mesh = plan, program, mesh
         self._shapes = shapes
         self._whole = whole(mesh.axes)
         self._place = functools.cache(functools.partial(plan.layout_of, stage=program.index))
@@ -308,7 +308,7 @@ class ShardedStage:
         for k, (name, value) in enumerate(zip(last.outputs, results, strict=False)):
             if not name or value is None:
                 continue
-            value = self._model.fitted(name, value)
+            value = context.fitted(name, value)
             written = layouts[k] if k < len(layouts) else self._whole
             self._settle(name, value, written, tensors)
 
@@ -342,7 +342,7 @@ class ShardedStage:
     def _results(self, operator: _PlannedOperator, values: Values, context: Context) -> list[torch.Tensor]:
         *inner, last = operator.kernels
         if inner:
-            values = run(inner, values, context.within, fitted=self._model.fitted)
+            values = run(inner, values, context.within)
         return run_step(last, values, context) if isinstance(last, Step) else last.results(values, context)
 
     def _run_cut(

@@ -145,7 +145,7 @@ class StageRun:
         host = HostMemory(moving, resident if moving or modules else (), settings.device)
         context = Context(
             settings.dtype, settings.seed, current.unit.micro_batch, host.keeping, device=settings.device.name,
-            adds_in_place=not self.splits,
+            adds_in_place=not self.splits, fitted=settings.model.fitted,
         )  # fmt: skip
         if self.splits:
             context = replace(context, saw=current.waiting.saw)

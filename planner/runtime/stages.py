@@ -167,8 +167,8 @@ class WholeStage:
         modules: operators that run again in backward.
     """
 
-    def __init__(self, program: StageProgram, model: ModelFile) -> None:
-        self._program, self._model = program, model
+    def __init__(self, program: StageProgram) -> None:
+        self._program = program
         self.modules = find_modules(program.kernels, program.repeated)
 
     def run(self, values: Values, batch: Batch, loss: Loss, context: Context) -> tuple[Values, torch.Tensor | None]:
@@ -185,10 +185,10 @@ class WholeStage:
         """
         program, fed = self._program, {name: batch[name] for name in self._program.fed}
         wanted = dict.fromkeys((*(b.tensor for b in program.sent), *program.outputs))
-        results = run(program.kernels, {**values, **fed}, context, wanted=wanted, fitted=self._model.fitted)
+        results = run(program.kernels, {**values, **fed}, context, wanted=wanted)
         outputs = {name: results[name] for name in program.outputs}
         return {b.tensor: results[b.tensor] for b in program.sent}, loss(outputs, batch) if outputs else None
 
     def again(self, module: Module[Kernel], values: Values, context: Context) -> Values:
         """Run a module again, from what it reads."""
-        return run(module.units, values, context, wanted=module.wanted, fitted=self._model.fitted)
+        return run(module.units, values, context, wanted=module.wanted)

@@ -93,7 +93,7 @@ class Worker:
         program = stage_program(plan, self.model, index)
         replica = next(j for j, group in enumerate(stage.replicas) if self.rank in group)
         mesh = self._mesh(index, stage.replicas[replica])
-        sharded = ShardedStage(plan, self.model, program, mesh, self._shapes) if mesh.axes else None
+        sharded = ShardedStage(plan, program, mesh, self._shapes) if mesh.axes else None
         holders = [group[mesh.place] for group in stage.replicas]
         together = len({self._unnumbered_actions(rank) for rank in holders}) == 1
         summed = {s.parameter for s in plan.shared_parameters if s.reduction == "sum"}
@@ -115,8 +115,8 @@ class Worker:
         )
         stored_constants = {name: self.model.weight(name, self._dtype) for name in program.constants}
         constants = {name: settled(x, self.device.name) for name, x in stored_constants.items()}
-        parted = PartedStage(self._cuts, self.model, program, self.device.name) if self._cuts else None
-        whole = WholeStage(program, self.model)
+        parted = PartedStage(self._cuts, program, self.device.name) if self._cuts else None
+        whole = WholeStage(program)
         return StageRun(
             self._settings, program, weights, tied, constants, replica, mesh, whole, sharded, parted,
             splits=(ActionKind.WEIGHT_GRAD, index) in self._explicit,

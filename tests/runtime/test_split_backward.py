@@ -93,8 +93,8 @@ def test_a_whole_models_products_are_computed_once(name: str) -> None:
     fed = synthetic(plan, model, torch.float64, 0)(0, 0)
 
     def loss(waiting: WaitingProducts) -> Any:
-        context = Context(torch.float64, saw=waiting.saw)
-        found = run(program.steps, {**values, **fed}, context, wanted=program.outputs, fitted=model.fitted)
+        context = Context(torch.float64, saw=waiting.saw, fitted=model.fitted)
+        found = run(program.steps, {**values, **fed}, context, wanted=program.outputs)
         return sum(y.square().mean() for y in found.values() if y.requires_grad)
 
     waiting, found = WaitingProducts(), {}

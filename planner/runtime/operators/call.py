@@ -32,6 +32,7 @@ class Context:
         end: told the same when it has run, with what gives the tensor of a name that it made (`KeptTensors`).
         device: where the pass runs.
         adds_in_place: whether a backward adds gradients of weights to those that are there, all at once.
+        fitted: gives a result, by its name, the samples of the plan's micro-batch (`ModelFile.fitted`).
     """
 
     float_dtype: torch.dtype = torch.float32
@@ -45,6 +46,7 @@ class Context:
     end: Callable[[Any, Callable[[str], torch.Tensor]], None] = lambda unit, value: None
     device: torch.device = HOST
     adds_in_place: bool = False
+    fitted: Callable[[str, torch.Tensor], torch.Tensor] = lambda name, value: value
 
     @property
     def within(self) -> Context:

@@ -1,0 +1,112 @@
+"""Files as torch's two exporters write them, with weights stored once or turned, run at another batch than theirs."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+
+import planner  # noqa: E402
+from planner import runtime  # noqa: E402
+
+WORDS, WIDTH, HEADS, STEPS = 300, 16, 2, 6
+
+
+class Layer(torch.nn.Module):  # type: ignore[name-defined,misc]
+    """Attention under a mask that has a row for each sample and head, biased by distance, then a feed-forward part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(WIDTH)
+        self.parts = torch.nn.ModuleList(torch.nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.ahead_norm = torch.nn.LayerNorm(WIDTH)
+        self.up, self.down = torch.nn.Linear(WIDTH, 2 * WIDTH), torch.nn.Linear(2 * WIDTH, WIDTH)
+        for module in self.modules():
+            if isinstance(module, torch.nn.Linear):
+                torch.nn.init.zeros_(module.bias)  # equal vectors, of which a file keeps one
+
+    def forward(self, x: Any, bias: Any) -> Any:
+        size, count = x.shape[:2]
+        hidden = self.norm(x)
+        q, k, v = (
+            part(hidden).reshape(size, count, HEADS, -1).transpose(1, 2).reshape(size * HEADS, count, -1)
+            for part in self.parts[:3]
+        )
+        scores = torch.softmax(torch.baddbmm(bias, q, k.transpose(1, 2)), -1)
+        mixed = torch.bmm(scores, v).reshape(size, HEADS, count, -1).transpose(1, 2).reshape(size, count, WIDTH)
+        x = x + self.parts[3](mixed)
+        return x + self.down(torch.relu(self.up(self.ahead_norm(x))))
+
+
+class Decoder(torch.nn.Module):  # type: ignore[name-defined,misc]
+    """A decoder whose head is the table of its words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed_tokens = torch.nn.Embedding(WORDS, WIDTH)
+        self.layers = torch.nn.ModuleList(Layer() for _ in range(2))
+        self.norm = torch.nn.LayerNorm(WIDTH)
+        self.lm_head = torch.nn.Linear(WIDTH, WORDS, bias=False)
+        self.lm_head.weight = self.embed_tokens.weight
+
+    def forward(self, ids: Any) -> Any:
+        places = torch.arange(STEPS, dtype=torch.float32)
+        slopes = torch.tensor([0.5**head for head in range(HEADS)]).reshape(1, HEADS, 1, 1)
+        ahead = torch.triu(torch.full((STEPS, STEPS), -1e9), 1)
+        bias = (slopes * places + ahead).expand(ids.shape[0], HEADS, STEPS, STEPS)
+        x, bias = self.embed_tokens(ids), bias.reshape(ids.shape[0] * HEADS, STEPS, STEPS)
+        for layer in self.layers:
+            x = layer(x, bias)
+        return self.lm_head(self.norm(x))
+
+
+@pytest.fixture(scope="module")
+def decoder() -> Any:
+    torch.manual_seed(1)
+    return Decoder().eval()
+
+
+@pytest.fixture(scope="module", params=["torch.export", "torchscript"])
+def file(request: pytest.FixtureRequest, decoder: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("exported") / "decoder.onnx"
+    sample = torch.zeros(2, STEPS, dtype=torch.long)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        if request.param == "torchscript":
+            torch.onnx.export(decoder, (sample,), path, dynamo=False, opset_version=17, input_names=["ids"])
+        else:
+            torch.onnx.export(decoder, (sample,), path, dynamo=True, input_names=["ids"], verbose=False)
+    return path
+
+
+@pytest.mark.parametrize(("stages", "ranks"), [(1, 1), (2, 1), (1, 2), (2, 2)], ids=["1", "PP 2", "TP 2", "PP 2 TP 2"])
+def test_a_plan_of_the_file_trains_the_module(
+    file: Path, decoder: Any, tmp_path: Path, stages: int, ranks: int
+) -> None:
+    graph = planner.load_graph(file)
+    limits = {"pipeline_stages": (stages,), "tensor_parallel": (ranks,), "data_parallel": (1,)}
+    job = planner.Job(8, precision="fp32", micro_batches=(4,), backends=("any",), **limits)
+    plan = planner.plan(graph, planner.load_cluster("dgx-h100", devices=stages * ranks), job)
+    words = torch.randint(WORDS, (8, STEPS + 1), generator=torch.Generator().manual_seed(2))
+    np.savez(tmp_path / "data.npz", ids=words[:, :-1].numpy(), labels=words[:, 1:].numpy())
+    check = runtime.run(plan, file, data=tmp_path / "data.npz", check=True).check
+    assert check is not None
+    assert not check.wrong
+    with torch.no_grad():
+        logits = decoder(words[:, :-1])
+    expected = torch.nn.functional.cross_entropy(logits.reshape(-1, WORDS), words[:, 1:].reshape(-1))
+    assert check.loss == pytest.approx(float(expected), rel=1e-5)  # in float32
+
+
+def test_each_module_has_a_weight_of_its_own_where_the_file_keeps_one(file: Path, decoder: Any) -> None:
+    graph = planner.load_graph(file)
+    named = {p.name for p in graph.parameters if p.trainable and len(p.shape) == 1}
+    assert len(named) == sum(weight.dim() == 1 for weight in decoder.parameters())
+    assert {read.weight for read in graph.separated} <= named
+    assert len({(read.operator, read.operand) for read in graph.separated}) == len(graph.separated)
