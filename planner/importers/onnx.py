@@ -22,7 +22,7 @@ from planner.importers.onnx_graph.freeze import freeze
 from planner.importers.onnx_graph.nodes import assign_modules, live_nodes, require_bounded
 from planner.importers.onnx_graph.read import check_model, looks_like_onnx, read_model
 from planner.importers.onnx_graph.resolve import Resolver
-from planner.importers.onnx_graph.ties import note_ties, order_weights, restore_ties, separate_merged
+from planner.importers.onnx_graph.ties import note_ties, order_weights, restore_ties, separate_merged, tie_copies
 from planner.importers.onnx_graph.weights import find_weights
 from planner.importers.onnx_graph.work import WorkGraph
 from planner.operators import batch_constants, rebatch, rewritten
@@ -40,6 +40,7 @@ PASSES: tuple[Callable[[WorkGraph], None], ...] = (
     passes.remove_dead,
     assign_modules,
     find_weights,
+    tie_copies,
     separate_merged,
     order_weights,
     note_ties,

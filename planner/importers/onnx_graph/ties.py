@@ -59,15 +59,14 @@ CONVENTIONS: tuple[Convention, ...] = (
 
 
 def restore_ties(graph: WorkGraph) -> None:
-    """Set `tied_to` where metadata or a convention say that two stored tensors are copies of one weight."""
-    _tie_by_origin(graph)
+    """Set `tied_to` where a convention says that two stored tensors are copies of one weight."""
     for table, head in _candidates(graph):
         if not graph.weights[head].tied_to:
             _decide(graph, table, head)
 
 
-def _tie_by_origin(graph: WorkGraph) -> None:
-    """A stored tensor that the exporter computed from another stored weight is a copy of it."""
+def tie_copies(graph: WorkGraph) -> None:
+    """Set `tied_to` where metadata say that the exporter computed a stored tensor from another stored weight."""
     for name in graph.weights:
         origin = graph.origins.get(name, ())
         if len(origin) != 1 or origin[0] == name or origin[0] not in graph.weights:
@@ -247,7 +246,7 @@ def _partners(graph: WorkGraph) -> dict[int, str]:
             sources = graph.weight_sources.get(node.inputs[slot], ())
             wide = [name for name in sources if sum(size > 1 for size in graph.types[name].shape) > 1]
             if wide:
-                partners[id(node)] = wide[0]
+                partners[id(node)] = graph.weights[wide[0]].tied_to or wide[0]
     return partners
 
 

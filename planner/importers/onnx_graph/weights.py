@@ -31,6 +31,8 @@ BUFFER_NAMES = re.compile(
 )
 _CREATED = re.compile(r"^(new_)?(zeros|ones|full|empty|arange|eye|linspace|tril|triu)(_like)?(_\d+)?$")
 """What exporters call a matrix that the model itself creates: an initial state."""
+_LITERAL = re.compile(r".*/Constant(_\d+)?_output_\d+$")
+"""What torch calls the result of a Constant node; weights of its modules are never one."""
 _TRAINED = re.compile(r"(^|[._])(weight|bias|embeddings?|embed|token|gamma|beta|scale|table)$")
 """How paths of trained parameters end, beside those of tables that a model works out for itself."""
 _SUFFIX = {
@@ -214,6 +216,8 @@ def _plausible(graph: WorkGraph, use: Use, is_buffer: bool) -> bool:
         return True
     if BUFFER_NAMES.search(use.stored) or (len(stored.shape) > 1 and _CREATED.match(use.stored)):
         return False
+    if _is_filled_in(graph, use.stored):
+        return False
     if rule_of(use.node.op).build is None:
         return not _looks_like_a_mask(graph, use.stored)
     if use.role == Role.OTHER:
@@ -242,6 +246,12 @@ def _looks_like_a_mask(graph: WorkGraph, name: str) -> bool:
 
 
 _MASKED = -1e4
+
+
+def _is_filled_in(graph: WorkGraph, name: str) -> bool:
+    """Whether an exporter wrote the tensor for an operand that the module has not: a Constant node of equal numbers."""
+    value = graph.values.get(name) if _LITERAL.match(name) else None
+    return value is not None and bool((value == value.flat[0]).all())
 
 
 @functools.lru_cache(maxsize=1024)
