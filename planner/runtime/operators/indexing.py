@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import torch
 import torch.nn.functional as F  # noqa: N812
 
@@ -117,42 +119,72 @@ def _resize(c: Call) -> torch.Tensor:
     given = c.values or c.inputs
     scales = given[2] if c.op == "Resize" and len(given) > 2 else (given[1] if c.op == "Upsample" else None)
     if (
-        mode not in ("nearest", "linear")
+        mode not in ("nearest", "linear", "cubic")
         or c.attr("axes")
         or c.attr("antialias", 0)
-        or way not in ("half_pixel", "asymmetric", "align_corners")
+        or c.attr("exclude_outside", 0)
+        or way not in ("half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners")
     ):
-        raise ModelError(f"Resize by {mode}, {way} has no torch rule", where=c.name, hint="export nearest or linear")
+        hint = "export nearest, linear or cubic"
+        raise ModelError(f"Resize by {mode}, {way} has no torch rule", where=c.name, hint=hint)
     factors = [float(s) for s in scales.tolist()] if scales is not None and scales.numel() else []
     sizes = sizes or [int(n * f) for n, f in zip(x.shape, factors, strict=True)]
     rounding = "floor" if c.op == "Upsample" else c.attr("nearest_mode", "round_prefer_floor")
     for d, size in enumerate(sizes):
         if size != x.shape[d]:
             factor = factors[d] if factors else size / x.shape[d]
-            x = _resized(x, d, size, factor, mode, way, rounding)
+            at = _places(x.shape[d], size, factor, way, x.device)
+            x = _nearest(x, d, at, rounding) if mode == "nearest" else _between(x, d, at, _KERNELS[mode](c))
     return x
 
 
-def _resized(x: torch.Tensor, d: int, size: int, factor: float, mode: str, way: str, rounding: str) -> torch.Tensor:
-    """Resize one dimension by nearest or linear interpolation."""
-    at = torch.arange(size, dtype=torch.float64, device=x.device)
-    if way == "half_pixel":
-        at = (at + 0.5) / factor - 0.5
+def _places(before: int, size: int, factor: float, way: str, device: torch.device) -> torch.Tensor:
+    """Where the entries of a dimension lie after resizing, in places of before."""
+    at = torch.arange(size, dtype=torch.float64, device=device)
+    if way.endswith("half_pixel"):
+        at = (at + 0.5) / factor - 0.5 if way == "half_pixel" or size > 1 else at
     elif way == "align_corners":
-        at = at * (x.shape[d] - 1) / max(1.0, x.shape[d] * factor - 1)
+        at = at * (before - 1) / max(1.0, before * factor - 1)
     else:
         at = at / factor
-    last = x.shape[d] - 1
-    if mode == "nearest":
-        rounded = {
-            "floor": torch.floor(at), "ceil": torch.ceil(at), "round_prefer_floor": torch.ceil(at - 0.5),
-            "round_prefer_ceil": torch.floor(at + 0.5),
-        }[rounding]  # fmt: skip
-        return x.index_select(d, rounded.clamp(0, last).long())
-    at = at.clamp(0, last)
-    low = at.floor()
-    shape = [-1 if k == d else 1 for k in range(x.dim())]
-    share = (at - low).to(x.dtype).reshape(shape)
-    before = x.index_select(d, low.long())
-    after = x.index_select(d, (low + 1).clamp(max=last).long())
-    return before * (1 - share) + after * share
+    return at
+
+
+def _nearest(x: torch.Tensor, d: int, at: torch.Tensor, rounding: str) -> torch.Tensor:
+    rounded = {
+        "floor": torch.floor(at), "ceil": torch.ceil(at), "round_prefer_floor": torch.ceil(at - 0.5),
+        "round_prefer_ceil": torch.floor(at + 0.5),
+    }[rounding]  # fmt: skip
+    return x.index_select(d, rounded.clamp(0, x.shape[d] - 1).long())
+
+
+Kernel = Callable[[torch.Tensor], torch.Tensor]
+"""Shares of entries by their distance, of as many on each side as it reaches."""
+
+
+def _between(x: torch.Tensor, d: int, at: torch.Tensor, kernel: tuple[int, Kernel]) -> torch.Tensor:
+    """Interpolate along a dimension; beyond its ends lie copies of the last entries."""
+    reach, share = kernel
+    shape, low, last = [-1 if k == d else 1 for k in range(x.dim())], at.floor(), x.shape[d] - 1
+    total = torch.zeros((), dtype=x.dtype, device=x.device)
+    for step in range(1 - reach, 1 + reach):
+        part = share((at - low - step).abs()).to(x.dtype).reshape(shape)
+        total = total + part * x.index_select(d, (low + step).clamp(0, last).long())
+    return total
+
+
+def _cubic(c: Call) -> tuple[int, Kernel]:
+    """Cubic convolution (Keys, 1981, equation 4)."""
+    a = float(c.attr("cubic_coeff_a", -0.75))
+
+    def share(far: torch.Tensor) -> torch.Tensor:
+        near = ((a + 2) * far - (a + 3)) * far**2 + 1
+        return torch.where(far <= 1, near, ((a * far - 5 * a) * far + 8 * a) * far - 4 * a)
+
+    return 2, share
+
+
+_KERNELS: Mapping[str, Callable[[Call], tuple[int, Kernel]]] = {
+    "linear": lambda c: (1, lambda far: 1 - far),
+    "cubic": _cubic,
+}
