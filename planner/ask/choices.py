@@ -302,10 +302,10 @@ def _filled(asked: str) -> Iterator[Degrees]:
 
 def _compared(plan: Plan, prediction: Prediction, asked: str, tried: int) -> WhyNot:
     """The choice compared with the plan, part by part."""
-    plan_view, choice_view = explain(plan), explain(prediction.plan)
-    times = [{share.name: share.seconds for share in view.shares} for view in (plan_view, choice_view)]
-    stages = [max(view.stages, key=lambda s: s.memory_bytes / s.capacity_bytes) for view in (plan_view, choice_view)]
-    memory = [dict(stage.memory) for stage in stages]
+    plans = plan, prediction.plan
+    times = [explain(each).time_parts for each in plans]
+    stages = [max(p.predictions.stages, key=lambda s: s.memory.total_bytes / s.capacity_bytes) for p in plans]
+    memory = [stage.memory.by_kind() for stage in stages]
     return WhyNot(
         asked=asked,
         shape=plan_shape(prediction.plan),

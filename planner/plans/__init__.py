@@ -23,7 +23,6 @@ from planner.plans.diff import diff as diff
 from planner.plans.explain import Explanation as Explanation
 from planner.plans.explain import explain as explain
 from planner.plans.explain_shardings import SplitReason as SplitReason
-from planner.plans.explain_shardings import group_views as group_views
 from planner.plans.explain_shardings import split_reasons as split_reasons
 from planner.plans.figures import FreeChoice as FreeChoice
 from planner.plans.figures import Headline as Headline
