@@ -33,19 +33,6 @@ LIFTED: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class LiftedLimit:
-    """The fastest plan with one limit of the training frameworks lifted, or all of them.
-
-    Attributes:
-        words: what plans may have then.
-        iteration_s: time of the fastest plan; None if none fits.
-    """
-
-    words: str
-    iteration_s: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class Comparison:
     """The rows of all systems, ranked.
 
@@ -56,7 +43,8 @@ class Comparison:
         rows: fastest first; if `semantics` is "sync", asynchronous rows after the others; infeasible rows last.
         notes: assumptions of all rows.
         precision: number formats of all rows.
-        limit_costs: what the limits of some training frameworks cost; empty if that was not asked for.
+        limit_costs: iteration time of the fastest plan by what plans may have once a limit of some training frameworks
+            is lifted, None where none fits; empty if that was not asked for.
         price: US dollars for a device and hour, in place of the profile's.
         setting, decisions: setting and decision of each system, from which `plans_of` makes plans.
     """
@@ -68,7 +56,7 @@ class Comparison:
     rows: tuple[SystemRow, ...]
     notes: tuple[str, ...] = ()
     precision: str = ""
-    limit_costs: tuple[LiftedLimit, ...] = ()
+    limit_costs: Mapping[str, float | None] = field(default_factory=dict)
     price: float | None = None
     setting: Setting | None = field(default=None, repr=False, compare=False)
     decisions: tuple[tuple[System, SystemDecision], ...] = field(default=(), repr=False, compare=False)
@@ -117,23 +105,23 @@ def compare_systems(
         rows=tuple(sorted((row_of(setting, *decision) for decision in decisions), key=rank)),
         notes=setting.notes,
         precision=setting.job.precision,
-        limit_costs=lifted_limits(prices, setting.cluster, setting.job, frameworks) if frameworks else (),
+        limit_costs=lifted_limits(prices, setting.cluster, setting.job, frameworks) if frameworks else {},
         setting=setting,
         decisions=tuple(decisions),
     )
 
 
-def lifted_limits(prices: Pricer, cluster: Cluster, job: Job, backends: Sequence[Backend]) -> tuple[LiftedLimit, ...]:
+def lifted_limits(prices: Pricer, cluster: Cluster, job: Job, backends: Sequence[Backend]) -> dict[str, float | None]:
     """Search within the limits of some frameworks, then with each limit lifted alone, then with all lifted."""
-    results = []
+    times_s: dict[str, float | None] = {}
     for words, lifted_job in _lifted_jobs(within_limits(job, backends), within_limits(job, ())):
         shardings = Pricer(prices.graph, cluster, lifted_job, like=prices)
         try:
             answer = search(prices.costs, cluster, lifted_job, shardings=shardings, simulated_s=played_s)
-            results.append(LiftedLimit(words, answer.best.simulated_s))
+            times_s[words] = answer.best.simulated_s
         except InfeasibleError:
-            results.append(LiftedLimit(words, None))
-    return tuple(results)
+            times_s[words] = None
+    return times_s
 
 
 def _lifted_jobs(limited: Job, unlimited: Job) -> Iterator[tuple[str, Job]]:
