@@ -228,7 +228,7 @@ def _for_target(
     sizes = planner.ask.sizes_of(largest, largest.device_count) if options["nodes"] else ()
     return planner.least_devices(
         planner.ask.read_target(options["target"]), graph, largest, options["global_batch"], plan_on,
-        sizes=sizes, least=planner.ask.Minimised(options["least"] or "devices"),
+        sizes=sizes, least=options["least"] or "devices",
     )  # fmt: skip
 
 

@@ -82,7 +82,8 @@ def explain(
     if graph is not None and graph.fingerprint == plan.model.fingerprint:
         graph = planner.rebatch(graph, plan.micro_batches.size)
     explanation = planner.plans.explain_plan(plan, graph, cluster)
-    show(planner.report.explanation_report(explanation), explanation, form)
+    report = planner.report.explanation_report(explanation)
+    show(report, planner.report.explanation_document(explanation), form)
 
 
 def _worth(plan: Any, graph: Any, cluster: Any, against: Mapping[str, Any]) -> Any:  # noqa: ANN401

@@ -17,7 +17,7 @@ import functools
 import importlib
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,12 +40,8 @@ USUAL_SEQ = 4096
 """Default sequence length of a user's configuration, unless its position table is shorter."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """A bundled model and its configuration."""
-
-    info: ModelInfo
-    config: Mapping[str, Any]
+_Entry = tuple[ModelInfo, Mapping[str, Any]]
+"""A bundled model and its configuration."""
 
 
 @functools.cache
@@ -64,7 +60,7 @@ def _data() -> Mapping[str, Any]:
 def _entries() -> Mapping[str, _Entry]:
     """All bundled models by name, in the order of the data."""
     entries = (_entry(group, row) for group in _data()["group"] for row in group["rows"])
-    return {entry.info.name: entry for entry in entries}
+    return {info.name: (info, config) for info, config in entries}
 
 
 _INFO_FIELDS = {field.name for field in fields(ModelInfo)}
@@ -80,7 +76,7 @@ def _entry(group: Mapping[str, Any], row: list[Any]) -> _Entry:
     about |= {key: value for key, value in {**group, **given}.items() if key in _INFO_FIELDS}
     about.setdefault("layers", config.get(option_names(kind).get("layers", "")))
     about["max_seq"] = config.get(kind.positions, kind.keys[kind.positions].default) if kind.positions else None
-    return _Entry(ModelInfo(**about), config)
+    return ModelInfo(**about), config
 
 
 def _named(name: str) -> _Entry:
@@ -98,7 +94,7 @@ def names() -> tuple[str, ...]:
 
 def families() -> tuple[str, ...]:
     """Names of the families that bundled models are listed under."""
-    return tuple(dict.fromkeys(entry.info.family for entry in _entries().values()))
+    return tuple(dict.fromkeys(info.family for info, _ in _entries().values()))
 
 
 def info(name: str) -> ModelInfo:
@@ -107,7 +103,7 @@ def info(name: str) -> ModelInfo:
     Raises:
         UnknownModelError: no bundled model has that name; the hint names the closest ones.
     """
-    return _named(name).info
+    return _named(name)[0]
 
 
 def options(model_type: str) -> Mapping[str, str]:
@@ -128,7 +124,7 @@ def changed(base: str, choices: Mapping[str, str]) -> dict[str, Any]:
     """
     types = model_types()
     if base in _entries():
-        config = _entries()[base].config
+        config = _entries()[base][1]
     else:
         of_family = {kind.family: name for name, kind in reversed(list(types.items()))}
         name = base if base in types else of_family.get(base, base)
@@ -148,9 +144,9 @@ def build(name: str, *, batch: int = 1, seq: int | None = None) -> onnx.ModelPro
         UnknownModelError: no bundled model has that name.
         ModelBuildError: the model does not support the batch or sequence length.
     """
-    entry = _named(name)
-    configuration = understand(entry.config, model_types(), ())
-    return _built(name, configuration, batch, seq, entry.info.seq, entry.info.source)
+    about, config = _named(name)
+    configuration = understand(config, model_types(), ())
+    return _built(name, configuration, batch, seq, about.seq, about.source)
 
 
 def build_config(

@@ -17,7 +17,6 @@ from planner.ask.sweeps import points_of as points_of
 from planner.ask.sweeps import read_axes as read_axes
 from planner.ask.sweeps import run_point as run_point
 from planner.ask.sweeps import sweep as sweep
-from planner.ask.targets import Minimised as Minimised
 from planner.ask.targets import TargetAnswer as TargetAnswer
 from planner.ask.targets import least_devices as least_devices
 from planner.ask.targets import read_target as read_target

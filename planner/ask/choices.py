@@ -9,9 +9,11 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
+
+import numpy as np
 
 from planner.api import plan as plan_job
 from planner.errors import InfeasibleError, JobError, ShardplanError, UsageError
@@ -25,6 +27,7 @@ from planner.plans.figures import Headline
 from planner.prediction import DEGREE_NAMES, MOST_ZERO, Prediction, predict, predict_many, read_degrees
 from planner.registry import did_you_mean
 from planner.space.configuration import Configuration, StageChoice
+from planner.space.evaluate_many import Evaluations
 from planner.space.job_options import LIMITS, as_written, given, without
 from planner.space.named import Degrees
 from planner.space.types import Job
@@ -39,27 +42,6 @@ MOST_FIXES = 8
 
 C = TypeVar("C", Degrees, Configuration)
 R = TypeVar("R", Degrees, StageChoice)
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A configuration with its time and memory.
-
-    Attributes:
-        words: how it differs from the base configuration, `ZeRO-1, recompute mlp`.
-        degrees: the configuration.
-        iteration_s: closed form of a step; infinite if the configuration is not possible.
-        peak_bytes: peak memory of the fullest worker.
-        capacity_bytes: capacity of that worker's smallest device.
-        fits: true if the configuration can run.
-    """
-
-    words: str
-    degrees: Degrees | Configuration
-    iteration_s: float
-    peak_bytes: float
-    capacity_bytes: float
-    fits: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,18 +120,6 @@ def read_choice(text: str) -> dict[str, str]:
     return choice
 
 
-def price_choices(
-    graph: Graph, cluster: Cluster, job: Job, choices: Sequence[tuple[str, Degrees | Configuration]]
-) -> tuple[Choice, ...]:
-    """The choices with their time and memory, in the given order."""
-    predictions = predict_many(graph, cluster, job, [degrees for _, degrees in choices])
-    figures = (predictions.iteration_s, predictions.peak_bytes, predictions.capacity_bytes)
-    return tuple(
-        Choice(words, degrees, float(seconds), float(peak), float(capacity), bool(fits))
-        for (words, degrees), seconds, peak, capacity, fits in zip(choices, *figures, predictions.fits, strict=True)
-    )
-
-
 def find_fixes(graph: Graph, cluster: Cluster, job: Job, asked: NamedConfiguration) -> tuple[Fix, ...]:
     """Changes that reduce a configuration's memory; those that make it fit come first, then by the time that they cost.
 
@@ -171,28 +141,27 @@ def find_fixes(graph: Graph, cluster: Cluster, job: Job, asked: NamedConfigurati
 def _fixes(graph: Graph, cluster: Cluster, job: Job, asked: C) -> tuple[Fix, ...]:
     changes: tuple[dict[str, C], list[tuple[str, str]]] = _changes(graph, asked)
     single: dict[str, C] = changes[0]
-    first: tuple[Choice, ...] = price_choices(graph, cluster, job, [("", asked), *single.items()])
-    base, priced = first[0], list(first[1:])
-    by_words = {choice.words: choice for choice in priced}
-    pairs = [
-        ((one, other), _joined(asked, single[one], single[other]))
+    first: Evaluations = predict_many(graph, cluster, job, [asked, *single.values()])
+    fitting = dict(zip(single, first.fits[1:].tolist(), strict=True))
+    pairs: dict[str, C] = {
+        f"{one}, {other}": _joined(asked, single[one], single[other])
         for one, other in changes[1]
-        if not by_words[one].fits and not by_words[other].fits
-    ]
-    priced += price_choices(graph, cluster, job, [(", ".join(words), found) for words, found in pairs])
-    useful = [choice for choice in priced if choice.peak_bytes < base.peak_bytes and math.isfinite(choice.iteration_s)]
-    fixes = [
-        Fix(
-            choice.words,
-            choice.peak_bytes - base.peak_bytes,
-            choice.iteration_s / base.iteration_s - 1,
-            choice.fits,
-            0.0 if choice.fits else max(0.0, choice.peak_bytes - choice.capacity_bytes),
-        )
-        for choice in useful
-    ]
+        if not fitting[one] and not fitting[other]
+    }
+    second: Evaluations = predict_many(graph, cluster, job, list(pairs.values()))
+    base: tuple[float, float] = float(first.iteration_s[0]), float(first.peak_bytes[0])
+    fixes = [*_useful(["", *single], first, *base), *_useful(pairs, second, *base)]
     fixes.sort(key=lambda fix: (not fix.fits, fix.time if fix.fits else fix.missing_bytes))
     return tuple(fixes[:MOST_FIXES])
+
+
+def _useful(changes: Iterable[str], priced: Evaluations, base_s: float, base_bytes: float) -> Iterator[Fix]:
+    """The possible changes after which the fullest device holds less."""
+    figures = (priced.iteration_s, priced.peak_bytes, priced.capacity_bytes, priced.fits)
+    for words, seconds, peak, capacity, fits in zip(changes, *(each.tolist() for each in figures), strict=True):
+        if peak < base_bytes and math.isfinite(seconds):
+            missing_bytes = 0.0 if fits else max(0.0, peak - capacity)
+            yield Fix(words, peak - base_bytes, seconds / base_s - 1, fits, missing_bytes)
 
 
 def _changes(graph: Graph, asked: C) -> tuple[dict[str, C], list[tuple[str, str]]]:
@@ -276,20 +245,15 @@ def explain_why_not(plan: Plan, graph: Graph, cluster: Cluster, asked: str) -> W
     """
     candidates = list(_filled(asked))
     job, cluster = plan.options, with_headroom(cluster, plan.hardware.headroom)
-    choices = price_choices(graph, cluster, job, [("", degrees) for degrees in candidates])
-    possible = [choice for choice in choices if math.isfinite(choice.iteration_s)]
-    if not possible:
+    priced = predict_many(graph, cluster, job, candidates)
+    possible = np.flatnonzero(np.isfinite(priced.iteration_s))
+    if not len(possible):
         predict(graph, cluster, job, candidates[0])  # raises, and says why
         raise InfeasibleError(f"nothing has {asked}", hint="leave a part of it open")
-    best_choice = min(possible, key=_preference)
-    prediction = predict(graph, cluster, job, best_choice.degrees)
+    exceeds = np.where(priced.fits, 0.0, priced.peak_bytes / priced.capacity_bytes)
+    best = min(possible.tolist(), key=lambda at: (exceeds[at], priced.iteration_s[at]))  # those that fit first
+    prediction = predict(graph, cluster, job, candidates[best])
     return _compared(plan, prediction, asked, len(candidates))
-
-
-def _preference(choice: Choice) -> tuple[float, float]:
-    """Sort key: choices that fit come first, by time; then the others, by how far they exceed memory."""
-    over = 0.0 if choice.fits else choice.peak_bytes / choice.capacity_bytes
-    return over, choice.iteration_s
 
 
 def _filled(asked: str) -> Iterator[Degrees]:
@@ -302,10 +266,10 @@ def _filled(asked: str) -> Iterator[Degrees]:
 
 def _compared(plan: Plan, prediction: Prediction, asked: str, tried: int) -> WhyNot:
     """The choice compared with the plan, part by part."""
-    plan_view, choice_view = explain(plan), explain(prediction.plan)
-    times = [{share.name: share.seconds for share in view.shares} for view in (plan_view, choice_view)]
-    stages = [max(view.stages, key=lambda s: s.memory_bytes / s.capacity_bytes) for view in (plan_view, choice_view)]
-    memory = [dict(stage.memory) for stage in stages]
+    plans = plan, prediction.plan
+    times = [explain(each).time_parts for each in plans]
+    stages = [max(p.predictions.stages, key=lambda s: s.memory.total_bytes / s.capacity_bytes) for p in plans]
+    memory = [stage.memory.by_kind() for stage in stages]
     return WhyNot(
         asked=asked,
         shape=plan_shape(prediction.plan),

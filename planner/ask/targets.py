@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from typing import Literal
 
 from planner.costs import profile
 from planner.errors import HardwareError, InfeasibleError, JobError, UsageError
@@ -34,13 +34,6 @@ PlanOn = Callable[[int], Plan]
 Raises:
     InfeasibleError, JobError, HardwareError: there is no plan, or the cluster has fewer devices.
 """
-
-
-class Minimised(StrEnum):
-    """What `least_devices` minimizes."""
-
-    DEVICES = "devices"
-    DOLLARS = "dollars"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +141,7 @@ def least_devices(
     plan_on: PlanOn,
     *,
     sizes: Sequence[int] = (),
-    least: Minimised = Minimised.DEVICES,
+    least: Literal["devices", "dollars"] = "devices",
 ) -> TargetAnswer:
     """Find the fewest devices, or dollars, with a plan that reaches a target.
 
@@ -189,7 +182,7 @@ def least_devices(
         raise _unreachable(target, most_s, list(tried.values()))
     between = [size for size in sizes if below < size < reached]
     reached = [*between, reached][bisect.bisect_left(between, True, key=reaches)]
-    if least is Minimised.DOLLARS:
+    if least == "dollars":
         for double in [size for size in sizes if size == 2 * reached]:
             reaches(double)
         reaching = [result for result in tried.values() if result.reaches]

@@ -111,7 +111,7 @@ def _causes(old: Plan, new: Plan) -> Iterator[Cause]:
         yield Cause.OPTIONS
     if old.model.fingerprint != new.model.fingerprint:
         yield Cause.MODEL
-    words = [[stage_decision(plan, stage.index).words() for stage in plan.stages] for plan in (old, new)]
+    words = [[stage_decision(plan, stage.index).words for stage in plan.stages] for plan in (old, new)]
     if carry_over(old, new) != with_sharding(new.configuration, 0) or words[0] != words[1]:
         yield Cause.PLANNER
 

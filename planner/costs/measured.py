@@ -17,7 +17,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -86,12 +86,8 @@ class Runner(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Seconds of one distinct call; None where it was not run, with the reason."""
-
-    seconds: Seconds | None
-    reason: str = ""
+Timing = Seconds | str
+"""Seconds of one distinct call, or why it was not run."""
 
 
 class OnnxRuntime:
@@ -181,8 +177,8 @@ def measure(
         if progress:
             progress(done, len(distinct), calls[i].op)
         known = store.get(key)
-        timings[key] = Timing(known) if known is not None else _run_call(runner, calls[i], memory_cap_bytes)
-        store.put(key, timings[key].seconds)
+        timings[key] = timing = known if known is not None else _run_call(runner, calls[i], memory_cap_bytes)
+        store.put(key, None if isinstance(timing, str) else timing)
     store.write()
     seconds, notes = _node_seconds(sized, specs, keys, timings)
     where = runner.machine, runner.precision
@@ -254,12 +250,12 @@ def _key(call: OpCall) -> str:
 def _run_call(runner: Runner, call: OpCall, memory_cap_bytes: int) -> Timing:
     needed = call_bytes(call)
     if needed > memory_cap_bytes:
-        return Timing(None, f"needs {needed / 2**30:.1f} GiB, more than the {memory_cap_bytes / 2**30:.1f} GiB allowed")
+        return f"needs {needed / 2**30:.1f} GiB, more than the {memory_cap_bytes / 2**30:.1f} GiB allowed"
     try:
-        return Timing(runner.seconds(*one_node_model(call)))
+        return runner.seconds(*one_node_model(call))
     except Exception as error:  # libraries raise classes of their own, one a cause, not all public
         reason = (str(error).splitlines() or [type(error).__name__])[0][:160]
-        return Timing(None, f"{runner.software.partition(' ')[0]} cannot run it: {reason}")
+        return f"{runner.software.partition(' ')[0]} cannot run it: {reason}"
 
 
 # --- cache -------------------------------------------------------------------------------------------------------
@@ -328,19 +324,19 @@ def _node_seconds(
 ) -> tuple[np.ndarray, tuple[Note, ...]]:
     """Seconds of the passes of every node [nodes, 2], and what was not run."""
     seconds_by_node = np.zeros((len(specs), 2))
-    run = [i for i, key in enumerate(keys) if key and timings[key].seconds is not None]
+    run = [i for i, key in enumerate(keys) if key and not isinstance(timings[key], str)]
     missing: dict[str, list[int]] = {}
     for i, key in enumerate(keys):
-        seconds = timings[key].seconds if key else (0.0, 0.0)
-        if seconds is None:
+        timing = timings[key] if key else (0.0, 0.0)
+        if isinstance(timing, str):
             missing.setdefault(key, []).append(i)
             continue
-        forward_s, backward_s = seconds
+        forward_s, backward_s = timing
         if math.isnan(backward_s):
             backward_s = forward_s * _backward_ratio(specs[i])
         seconds_by_node[i] = graph.nodes[i].repeat * forward_s, graph.nodes[i].repeat * backward_s
     if missing and not run:
-        reason = next(timings[key].reason for key in missing)
+        reason = next(timings[key] for key in missing)
         raise ModelError("no operator of the model could be run", hint=f"price it with --device; the first: {reason}")
     notes = []
     for key, nodes in missing.items():
@@ -349,7 +345,7 @@ def _node_seconds(
         forward_s = seconds_by_node[nearest, 0] * _work(specs[first]) / _work(specs[nearest])
         seconds_by_node[nodes] = forward_s, forward_s * _backward_ratio(specs[first])
         how = f"scaled from {graph.nodes[nearest].op} {graph.nodes[nearest].key!r}"
-        message = f"{graph.nodes[first].op} ({len(nodes)} nodes) was not run: {timings[key].reason}; {how}"
+        message = f"{graph.nodes[first].op} ({len(nodes)} nodes) was not run: {timings[key]}; {how}"
         notes.append(Note(NoteLevel.WARNING, "not-measured", message, graph.nodes[first].key))
     return seconds_by_node, tuple(notes)
 

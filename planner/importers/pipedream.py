@@ -47,12 +47,6 @@ class _Line:
         return self.text.partition("(")[0].strip() or "Unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
-    nodes: Mapping[int, _Line]
-    reads: Mapping[int, tuple[int, ...]]
-
-
 def sniff(head: bytes) -> bool:
     """Whether a file starts like a PipeDream profile."""
     return _HEAD.match(head) is not None
@@ -72,12 +66,13 @@ def load(path: Path, dims: Mapping[str, int], as_written: bool) -> Graph:
         ModelError: lines that cannot be read, all of them at once; an edge to a node that is not there, or backwards.
     """
     content = path.read_bytes()
-    file = _read(content.decode("utf-8", errors="replace"), path)
-    builder = _Builder(file, dims.get("batch", 1))
+    nodes, reads = _read(content.decode("utf-8", errors="replace"), path)
+    builder = _Builder(nodes, reads, dims.get("batch", 1))
     return builder.build(path, hashlib.sha256(content).hexdigest(), "batch" in dims)
 
 
-def _read(text: str, path: Path) -> _File:
+def _read(text: str, path: Path) -> tuple[Mapping[int, _Line], Mapping[int, tuple[int, ...]]]:
+    """The lines of nodes by number, and by number the nodes that each reads."""
     nodes: dict[int, _Line] = {}
     edges: dict[int, list[int]] = {}
     problems: list[Problem] = []
@@ -106,7 +101,7 @@ def _read(text: str, path: Path) -> _File:
     if problems:
         first = problems[0]
         raise ModelError(first.message, where=first.where, hint=first.hint, problems=problems)
-    return _File(nodes, {k: tuple(dict.fromkeys(v)) for k, v in edges.items()})
+    return nodes, {k: tuple(dict.fromkeys(v)) for k, v in edges.items()}
 
 
 def _number(text: str) -> int:
@@ -137,24 +132,24 @@ def _node_line(parts: list[str]) -> _Line:
 class _Builder:
     """Turns lines into nodes and tensors; one use."""
 
-    def __init__(self, file: _File, batch: int) -> None:
-        self.file = file
+    def __init__(self, nodes: Mapping[int, _Line], reads: Mapping[int, tuple[int, ...]], batch: int) -> None:
+        self.nodes, self.reads = nodes, reads
         self.batch = batch
         self.tensors: dict[str, Tensor] = {}
         self.notes: list[Note] = []
-        read = {source for sources in file.reads.values() for source in sources}
-        order = sorted(file.nodes)
-        self.sources = {n for n in order if n not in file.reads and file.nodes[n].op.startswith("Input")}
-        self.dead = {n for n in order if n not in read and file.nodes[n].op == "__getitem__"}
+        read = {source for sources in reads.values() for source in sources}
+        order = sorted(nodes)
+        self.sources = {n for n in order if n not in reads and nodes[n].op.startswith("Input")}
+        self.dead = {n for n in order if n not in read and nodes[n].op == "__getitem__"}
 
     def build(self, path: Path, fingerprint: str, batch_given: bool) -> Graph:
         """The graph."""
         for number in sorted(self.sources):
-            self._add_tensor(f"node{number}", sum(self.file.nodes[number].result_bytes), TensorKind.INPUT)
-        kept = [n for n in sorted(self.file.nodes) if n not in self.sources and n not in self.dead]
+            self._add_tensor(f"node{number}", sum(self.nodes[number].result_bytes), TensorKind.INPUT)
+        kept = [n for n in sorted(self.nodes) if n not in self.sources and n not in self.dead]
         nodes, parameters = [], []
         for number in kept:
-            line = self.file.nodes[number]
+            line = self.nodes[number]
             node = self._node(line)
             if line.weight_bytes:
                 weight = Parameter(
@@ -178,7 +173,7 @@ class _Builder:
             batch=self.batch,
             report=ImportReport(
                 "pipedream",
-                len(self.file.nodes),
+                len(self.nodes),
                 len(self.sources),
                 0,
                 len(self.dead),
@@ -188,7 +183,7 @@ class _Builder:
 
     def _node(self, line: _Line) -> Node:
         name = f"node{line.number}"
-        reads = [self._result_of(source, line) for source in self.file.reads.get(line.number, ())]
+        reads = [self._result_of(source, line) for source in self.reads.get(line.number, ())]
         sizes = self._sizes(line, reads)
         outputs = [name if i == 0 else f"{name}:{i}" for i in range(len(sizes))]
         for output, size in zip(outputs, sizes, strict=True):
@@ -215,7 +210,7 @@ class _Builder:
         """The result that a reader takes: `__getitem__(k)` of a layer with several results takes the k-th."""
         picked = _PICK.match(reader.text)
         index = int(picked.group(1)) if picked else 0
-        parts = self.file.nodes[source].result_bytes
+        parts = self.nodes[source].result_bytes
         several = source not in self.sources and 0 < index < len(parts)
         return f"node{source}:{index}" if several else f"node{source}"
 
@@ -236,7 +231,7 @@ class _Builder:
         self.tensors[name] = Tensor(name, shape, DType.FLOAT32, kind)
 
     def _note_measurement(self, batch_given: bool) -> None:
-        loading = sum(self.file.nodes[n].forward_ms for n in self.sources)
+        loading = sum(self.nodes[n].forward_ms for n in self.sources)
         if loading:
             message = f"{loading:.1f} ms of data loading on input nodes are left out"
             self.notes.append(Note(NoteLevel.INFO, "data-loading", message))
@@ -245,7 +240,7 @@ class _Builder:
                 "the file does not say how many samples a minibatch holds: counted as one; say it by --dim batch=N"
             )
             self.notes.append(Note(NoteLevel.WARNING, "batch-unknown", message))
-        slow = [n for n, line in self.file.nodes.items() if _is_misplaced(line)]
+        slow = [n for n, line in self.nodes.items() if _is_misplaced(line)]
         if slow:
             message = (
                 "some backward times sit on a neighbour of the layer they belong to (an embedding far slower backward "

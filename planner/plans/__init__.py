@@ -11,7 +11,6 @@ from planner.plans.assemble import assemble_priced as assemble_priced
 from planner.plans.assemble import default_provenance as default_provenance
 from planner.plans.assemble import with_price as with_price
 from planner.plans.assemble import with_simulation as with_simulation
-from planner.plans.comparison import PlanComparison as PlanComparison
 from planner.plans.comparison import compare_answers as compare_answers
 from planner.plans.comparison import compare_plans as compare_plans
 from planner.plans.comparison import dump_answer as dump_answer
@@ -20,10 +19,8 @@ from planner.plans.comparison import load_answer as load_answer
 from planner.plans.diff import Area as Area
 from planner.plans.diff import Change as Change
 from planner.plans.diff import diff as diff
-from planner.plans.explain import Explanation as Explanation
 from planner.plans.explain import explain as explain
 from planner.plans.explain_shardings import SplitReason as SplitReason
-from planner.plans.explain_shardings import group_views as group_views
 from planner.plans.explain_shardings import split_reasons as split_reasons
 from planner.plans.figures import FreeChoice as FreeChoice
 from planner.plans.figures import Headline as Headline
@@ -56,13 +53,11 @@ from planner.plans.orders import Steps as Steps
 from planner.plans.orders import decode as decode
 from planner.plans.orders import encode as encode
 from planner.plans.orders import encode_orders as encode_orders
-from planner.plans.rank_schedule import lay_out as lay_out
 from planner.plans.readings import SCHEDULE_KEYS as SCHEDULE_KEYS
 from planner.plans.readings import WORDS as WORDS
 from planner.plans.readings import counterparts as counterparts
 from planner.plans.readings import has_closed_form as has_closed_form
 from planner.plans.readings import leaders as leaders
-from planner.plans.readings import requirements as requirements
 from planner.plans.rebuild import priced_configuration as priced_configuration
 from planner.plans.rebuild import rebuild as rebuild
 from planner.plans.records import Boundary as Boundary
@@ -71,9 +66,6 @@ from planner.plans.records import PlanNote as PlanNote
 from planner.plans.records import Provenance as Provenance
 from planner.plans.records import SharedParameter as SharedParameter
 from planner.plans.rules import RULES as RULES
-from planner.plans.rules import Gate as Gate
-from planner.plans.rules import Metric as Metric
-from planner.plans.rules import Severity as Severity
 from planner.plans.rules import gate as gate
 from planner.plans.rules import read_rules as read_rules
 from planner.plans.shardings import BlockSeries as BlockSeries

@@ -34,7 +34,7 @@ from planner.plans.records import ScheduleSection, Stage
 from planner.plans.sections import model_section
 from planner.plans.shard_sections import group_collective, holdings, weight_origin
 from planner.plans.shardings import ShardedBlock, correspondence
-from planner.plans.types import OF_MINOR_5, Plan, minor_of
+from planner.plans.types import MINORS, Plan, Requirement
 from planner.plans.words import summary
 from planner.schedules import Action, ActionKind, OrderError, Work
 from planner.schedules.compiling import compile_orders
@@ -350,7 +350,7 @@ def _in_model(plan: Plan, graph: Graph) -> Plan:
         for b in staging.boundaries()
     )
     stages = [in_model(stage, staging, chain, decision) for stage in plan.stages]
-    if plan.minor < minor_of(OF_MINOR_5):  # which operators are repeated is not said
+    if plan.minor < MINORS[Requirement.MODULE_RECOMPUTE]:  # which operators are repeated is not said
         stages = [dataclasses.replace(stage, repeated=(), dropped=()) for stage in stages]
     right = dataclasses.replace(
         plan,
@@ -361,7 +361,7 @@ def _in_model(plan: Plan, graph: Graph) -> Plan:
     )
     table, divided = block_table(chain), bool(staging.divided_modules())
     needed = requirements(plan, divided=divided)
-    has_mark = divided == ("mid_module_cut" in plan.requires)
+    has_mark = divided == (Requirement.MID_MODULE_CUT in plan.requires)
     right = dataclasses.replace(right, requires=plan.requires if has_mark else needed)
     right.__dict__["block_table"] = table
     return right

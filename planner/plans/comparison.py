@@ -230,8 +230,8 @@ def _stage_words(old: Plan, new: Plan, i: int, j: int) -> str:
         changes.append(f"{len(blocks[0])} -> {plural(len(blocks[1]), 'block')}")
     elif before.blocks != after.blocks:
         changes.append("other blocks")
-    pairs = zip(before.words().items(), after.words().values(), strict=True)
-    changes += [f"{name} {a} -> {b}" for (name, a), b in pairs if a != b]
+    pairs = zip(before.words, after.words, strict=True)
+    changes += [f"{name} {a} -> {b}" for (name, a), (_, b) in pairs if a != b]
     return ", ".join(changes) or "other blocks kept while recomputing"
 
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from planner.costs import alignment_advice, precision
-from planner.costs.errors import MeasuredError
 from planner.errors import PlanError, UsageError
 from planner.graph import Graph
 from planner.hardware.types import Cluster
-from planner.plans.explain_shardings import GroupView, SplitReason, group_views, split_reasons
-from planner.plans.figures import Alternative, Headline, gap_to
+from planner.plans.explain_shardings import SplitReason, split_reasons
+from planner.plans.figures import Alternative, gap_to
 from planner.plans.model import Loss
 from planner.plans.rebuild import alternative_configuration
-from planner.plans.records import Stage
 from planner.plans.types import Plan
 from planner.plans.validate import require_sound
 from planner.plans.words import one_or_all, short_list, words_of
@@ -24,45 +21,7 @@ from planner.space.configuration import Configuration
 from planner.units import format_bytes, format_seconds, plural
 
 ROUNDING = 1e-7
-"""TimePart of an iteration that the rounding of a plan's figures explains."""
-
-
-@dataclass(frozen=True, slots=True)
-class TimePart:
-    """A part of an iteration of a device of the bottleneck stage: name, seconds, fraction of the iteration."""
-
-    name: str
-    seconds: float
-    fraction: float
-
-
-@dataclass(frozen=True, slots=True)
-class StageView:
-    """One stage in figures.
-
-    Attributes:
-        index: its number.
-        modules: what it holds, for people.
-        replicas: how many run it.
-        micro_batches: micro-batches of one replica in an iteration.
-        compute_s: forward plus backward of one micro-batch.
-        transfer_s: inputs in and their gradients back, for one micro-batch.
-        busy_fraction: share of the iteration that a replica computes.
-        memory: (kind, bytes) of one device.
-        memory_bytes: their sum.
-        capacity_bytes: what the device has.
-    """
-
-    index: int
-    modules: tuple[str, ...]
-    replicas: int
-    micro_batches: int
-    compute_s: float
-    transfer_s: float
-    busy_fraction: float
-    memory: tuple[tuple[str, int], ...]
-    memory_bytes: int
-    capacity_bytes: int
+"""Part of an iteration that the rounding of a plan's figures explains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,83 +47,27 @@ class Rival:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Everything there is to say about a plan.
+    """A plan, and what there is to say about it beside what it says itself.
 
     Attributes:
-        model: name of the model.
-        hardware: name of the cluster.
-        devices: devices that work.
-        shape: the plan in a line.
-        iteration_s: predicted time of an iteration.
-        simulated_iteration_s: the same simulated; None when it was not.
-        measured_error: how predictions of such jobs compared with measured runs; None in plans of before.
-        samples_per_s: throughput.
-        bubble_fraction: idle share of device time.
-        bubble_convention: how that is defined.
-        bottleneck: index of the stage that sets the pace.
-        shares: the iteration of a device of that stage, in parts.
-        stages: each stage in figures.
+        plan: the plan.
+        time_parts: seconds of an iteration of a device of the bottleneck stage, by what they go to.
         rivals: what else was priced.
-        bound_s: no plan of `space` is faster when it is played out.
-        gap: how far the bound lies below the simulated time, as a part of that.
-        proven_optimal: the gap is zero.
         tried_gap: how far the plan may be from the best that shares operators in one of the ways that were tried, as a
             part of its time; None where that is not known.
-        line_bound_s: no pipeline with one stage on each worker is faster; None where that is the same, or there were no
-            others.
-        space: what the bound speaks of.
         assumptions: what the figures rest on.
-        not_modelled: what they leave out.
-        priced_by_rule: share of the model's priced operators with a rule of their own.
-        fallback_ops: (type, count) of those priced by a generic estimate.
-        notes: what was assumed while reading the model.
-        groups: how groups of several ranks share the work.
         reasons: why operators are split as they are; only where model and hardware were given.
-        headroom: part of each device's memory that is left free.
         advice: sizes of the model that cost time by themselves; "" where there are none, or model and hardware were not
             given.
-        headline: the figures that people compare training runs by; None in plans of before.
-        searched: false for a configuration that was priced as it was given.
     """
 
-    model: str
-    hardware: str
-    devices: int
-    shape: str
-    iteration_s: float
-    simulated_iteration_s: float | None
-    measured_error: MeasuredError | None
-    samples_per_s: float
-    bubble_fraction: float
-    bubble_convention: str
-    bottleneck: int
-    shares: tuple[TimePart, ...]
-    stages: tuple[StageView, ...]
+    plan: Plan
+    time_parts: Mapping[str, float]
     rivals: tuple[Rival, ...]
-    bound_s: float
-    gap: float
-    proven_optimal: bool
     tried_gap: float | None
-    line_bound_s: float | None
-    space: str
     assumptions: tuple[str, ...]
-    not_modelled: tuple[str, ...]
-    priced_by_rule: float
-    fallback_ops: tuple[tuple[str, int], ...]
-    notes: tuple[str, ...]
-    groups: tuple[GroupView, ...] = ()
     reasons: tuple[SplitReason, ...] = ()
-    headroom: float = 0.0
     advice: str = ""
-    headline: Headline | None = None
-    searched: bool = True
-
-
-_PREDICTED = (
-    "iteration_s", "simulated_iteration_s", "measured_error", "samples_per_s", "bubble_fraction", "bubble_convention",
-    "bottleneck", "bound_s", "gap", "proven_optimal", "line_bound_s", "space",
-)  # fmt: skip
-"""Fields that an explanation copies from the plan's predictions."""
 
 
 def explain(plan: Plan, graph: Graph | None = None, cluster: Cluster | None = None) -> Explanation:
@@ -180,36 +83,20 @@ def explain(plan: Plan, graph: Graph | None = None, cluster: Cluster | None = No
         UsageError: the plan is for another model or cluster.
     """
     require_sound(plan)
-    predictions, coverage = plan.predictions, plan.coverage
-    priced = coverage.by_rule + coverage.by_fallback
-    tried_s = predictions.tried_bound_s
-    predicted: dict[str, Any] = {name: getattr(predictions, name) for name in _PREDICTED}
+    tried_s = plan.predictions.tried_bound_s
     reasons, advice = tuple[SplitReason, ...](), ""
     if graph is not None and cluster is not None:
         job, device = plan.options, cluster.devices[0]
         reasons = split_reasons(plan, graph, cluster)
         advice = alignment_advice(graph, device, precision=job.precision, fused_attention=job.fused_attention)
     return Explanation(
-        model=plan.model.name,
-        hardware=plan.hardware.name,
-        devices=plan.world_size - len(plan.idle_ranks),
-        shape=plan_shape(plan),
-        **predicted,
-        shares=_shares(plan),
-        stages=tuple(_stage_view(plan, stage) for stage in plan.stages),
-        headroom=plan.hardware.headroom,
+        plan,
+        _time_parts(plan),
         rivals=tuple(_rival(plan, alternative) for alternative in plan.alternatives),
-        tried_gap=None if tried_s is None else gap_to(tried_s, predictions.reached_s),
+        tried_gap=None if tried_s is None else gap_to(tried_s, plan.predictions.reached_s),
         assumptions=tuple(_assumptions(plan)),
-        not_modelled=plan.not_modelled,
-        priced_by_rule=coverage.by_rule / priced if priced else 1.0,
-        fallback_ops=tuple(sorted(coverage.fallback_ops.items(), key=lambda entry: (-entry[1], entry[0]))),
-        notes=tuple(f"{n.where}: {n.message}" if n.where else n.message for n in plan.notes),
-        groups=group_views(plan),
         reasons=reasons,
         advice=advice,
-        headline=plan.headline,
-        searched=plan.schedule.given != "configuration",
     )
 
 
@@ -218,7 +105,7 @@ def plan_shape(plan: Plan) -> str:
     return words_of(plan.configuration, plan.schedule.name)
 
 
-def _shares(plan: Plan) -> tuple[TimePart, ...]:
+def _time_parts(plan: Plan) -> dict[str, float]:
     """The iteration of one device of the bottleneck stage, in parts that add up to it."""
     predictions = plan.predictions
     stage, terms = plan.stages[predictions.bottleneck], predictions.stages[predictions.bottleneck]
@@ -236,25 +123,7 @@ def _shares(plan: Plan) -> tuple[TimePart, ...]:
     waiting_s = predictions.iteration_s - sum(seconds for _, seconds in parts)
     waiting_s = waiting_s if waiting_s > ROUNDING * predictions.iteration_s else 0.0
     parts.append(("waiting for other stages (fill, drain, their tails)", waiting_s))
-    return tuple(TimePart(name, seconds, seconds / predictions.iteration_s) for name, seconds in parts if seconds > 0)
-
-
-def _stage_view(plan: Plan, stage: Stage) -> StageView:
-    terms = plan.predictions.stages[stage.index]
-    count = plan.micro_batches.count // len(stage.replicas)
-    compute_s = terms.forward_s + terms.backward_s
-    return StageView(
-        index=stage.index,
-        modules=stage.modules,
-        replicas=len(stage.replicas),
-        micro_batches=count,
-        compute_s=compute_s,
-        transfer_s=terms.receive_s + terms.return_s,
-        busy_fraction=(count * compute_s + terms.update_s) / plan.predictions.iteration_s,
-        memory=tuple(terms.memory.by_kind().items()),
-        memory_bytes=terms.memory.total_bytes,
-        capacity_bytes=terms.capacity_bytes,
-    )
+    return {name: seconds for name, seconds in parts if seconds > 0}
 
 
 def _rival(plan: Plan, other: Alternative) -> Rival:

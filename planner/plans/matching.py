@@ -6,11 +6,11 @@ behind an insertion shift, but these blocks still match.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from typing import NamedTuple
 
 from planner.plans.model import Block, outline
 from planner.plans.types import Plan
@@ -108,43 +108,18 @@ def renamed(old: Plan, new: Plan, match: BlockMatch) -> Mapping[str, str]:
     return {a: b for a, b in new_names.items() if a != b and a}
 
 
-@dataclass(frozen=True, slots=True)
-class StageDecision:
+class StageDecision(NamedTuple):
     """A stage's decisions without numbers that shift: stages with equal decisions run the same blocks in the same way.
 
     Attributes:
         blocks: structures of its blocks.
-        replicas: number of replicas, over all copies.
-        ranks: ranks of a replica.
-        mesh: axes and sizes of their mesh, `tensor 8`.
-        layouts: layout of tensors between blocks, by axis.
-        recompute: what is recomputed in the backward pass.
-        offload: modules whose activations lie in the host's memory.
         kept: blocks of a recomputed stage that are kept, counted from its first.
-        zero: ZeRO stage.
+        words: everything else, by display name.
     """
 
     blocks: tuple[Hashable, ...]
-    replicas: int
-    ranks: int
-    mesh: str
-    layouts: str
-    recompute: str
-    offload: str
     kept: tuple[int, ...]
-    zero: int
-
-    def words(self) -> Mapping[str, str]:
-        """Everything but the blocks, by display name."""
-        return {
-            "DP": str(self.replicas),
-            "ranks": str(self.ranks),
-            "mesh": self.mesh or "none",
-            "layout between blocks": self.layouts or "whole",
-            "recompute": self.recompute,
-            "offload": self.offload,
-            "ZeRO": str(self.zero),
-        }
+    words: tuple[tuple[str, str], ...]
 
 
 def stage_decision(plan: Plan, index: int) -> StageDecision:
@@ -152,18 +127,17 @@ def stage_decision(plan: Plan, index: int) -> StageDecision:
     stage, sharding = plan.stages[index], plan.sharding_of(index)
     layers = plan.configuration.stages[index].layers
     all_layers = plural(layers, "layer") if layers else "all layers"
-    recomputed = all_layers if stage.recompute else "+".join(stage.repeats) or "nothing"
-    return StageDecision(
-        tuple(structure(block) for block in plan.stage_blocks(index)),
-        len(stage.replicas),
-        stage.group_ranks,
-        sharding.mesh if sharding else "",
-        "/".join(sharding.boundaries) if sharding else "",
-        recomputed,
-        "+".join(stage.offload) or "nothing",
-        tuple(block - stage.blocks[0] for block in stage.kept_blocks) if stage.recompute else (),
-        stage.zero,
-    )
+    words = {
+        "DP": str(len(stage.replicas)),
+        "ranks": str(stage.group_ranks),
+        "mesh": sharding.mesh if sharding else "none",
+        "layout between blocks": "/".join(sharding.boundaries) if sharding else "whole",
+        "recompute": all_layers if stage.recompute else "+".join(stage.repeats) or "nothing",
+        "offload": "+".join(stage.offload) or "nothing",
+        "ZeRO": str(stage.zero),
+    }
+    kept = tuple(block - stage.blocks[0] for block in stage.kept_blocks) if stage.recompute else ()
+    return StageDecision(tuple(structure(block) for block in plan.stage_blocks(index)), kept, tuple(words.items()))
 
 
 def match_stages(old: Plan, new: Plan, match: BlockMatch) -> tuple[int, list[Ranges]]:
@@ -173,7 +147,7 @@ def match_stages(old: Plan, new: Plan, match: BlockMatch) -> tuple[int, list[Ran
     """
     new_structure = {structure(old.block_table[i]): structure(new.block_table[j]) for i, j in match.new_of().items()}
     before = [
-        dataclasses.replace(view, blocks=tuple(new_structure.get(block, block) for block in view.blocks))
+        view._replace(blocks=tuple(new_structure.get(block, block) for block in view.blocks))
         for view in (stage_decision(old, stage.index) for stage in old.stages)
     ]
     after = [stage_decision(new, stage.index) for stage in new.stages]

@@ -142,24 +142,24 @@ class Requirement(StrEnum):
 
 OF_MINOR_1 = frozenset(list(Requirement)[list(Requirement).index(Requirement.ORDER_ROUTING) :])
 """Requirements that files of minor version 0 do not list."""
-OF_MINOR_2 = frozenset({Requirement.OFFLOAD, Requirement.SHARDED_GROUPS})
-"""Requirements of what files have since minor version 2: readers of before refuse their keys."""
-OF_MINOR_3 = frozenset({Requirement.LAYER_RECOMPUTE})
-"""Those since minor version 3, likewise."""
-OF_MINOR_4 = frozenset({Requirement.SPLIT_BACKWARD})
-"""Those since minor version 4, likewise."""
-OF_MINOR_5 = frozenset({Requirement.MODULE_RECOMPUTE})
-"""Those since minor version 5, likewise: files of before do not list the operators that stages repeat."""
+MINORS: Mapping[Requirement, int] = {
+    **dict.fromkeys(OF_MINOR_1, 1),
+    Requirement.OFFLOAD: 2,
+    Requirement.SHARDED_GROUPS: 2,
+    Requirement.LAYER_RECOMPUTE: 3,
+    Requirement.MODULE_RECOMPUTE: 5,
+    Requirement.SPLIT_BACKWARD: 6,
+}
+"""The minor version since which files say what these requirements are about; readers of before refuse their keys.
 
-
-OF_MINOR_6 = OF_MINOR_4
-"""Those since minor version 6, likewise: it says what stays between the halves of a backward."""
+Files of before 5 do not list the operators that stages repeat, those of before 6 not what stays between the halves of a
+backward.
+"""
 
 
 def minor_of(needed: Collection[Requirement]) -> int:
     """The least minor version of the schema that can say these requirements."""
-    minors = {1: OF_MINOR_1, 2: OF_MINOR_2, 3: OF_MINOR_3, 4: OF_MINOR_4, 5: OF_MINOR_5, 6: OF_MINOR_6}
-    return max((minor for minor, words in minors.items() if words.intersection(needed)), default=0)
+    return max((MINORS.get(requirement, 0) for requirement in needed), default=0)
 
 
 T = TypeVar("T")

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from planner.report.difference import diff_markdown as diff_markdown
     from planner.report.difference import diff_report as diff_report
     from planner.report.difference import diff_verdict as diff_verdict
+    from planner.report.explanation import explanation_document as explanation_document
     from planner.report.explanation import explanation_report as explanation_report
     from planner.report.page import plan_page as plan_page
     from planner.report.partitions import partition_diff_report as partition_diff_report

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from planner.ask import Fix, TargetAnswer, WhyNot, Worth
 from planner.ask.choices import ComparedPart
 from planner.ask.sweeps import SweepRow
-from planner.plans import Plan, explain
+from planner.plans import Plan
 from planner.plans.explain import plan_shape
 from planner.plans.figures import GIB
 from planner.prediction import Prediction
@@ -36,7 +36,7 @@ def prediction_report(prediction: Prediction, fixes: Sequence[Fix] = ()) -> Repo
     plan = plan_report(prediction.plan)
     sections = [*plan.sections, Section(lines=tuple(_memory(prediction)))]
     if not prediction.fits:
-        sections.append(memory_section(explain(prediction.plan)))
+        sections.append(memory_section(prediction.plan))
     if fixes:
         sections.append(Section("What would make it fit, and its price", table=_fixes(fixes)))
     elif not prediction.fits and prediction.fullest.memory.total > prediction.fullest.capacity_bytes:

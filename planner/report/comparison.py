@@ -87,11 +87,11 @@ def headline_of_row(comparison: Comparison, row: SystemRow) -> Headline | None:
 def _limit_costs(comparison: Comparison) -> Table:
     """The fastest plan with each limit lifted, compared with the plan within all limits."""
     columns = {"limit lifted": Form.TEXT, "iteration": Form.SECONDS, "change": Form.CHANGE}
-    base_s = comparison.limit_costs[0].iteration_s
+    base_s = next(iter(comparison.limit_costs.values()))
     rows: list[tuple[Cell, ...]] = []
-    for lifted in comparison.limit_costs:
-        known = lifted.iteration_s is not None and base_s is not None
-        rows.append((lifted.words, lifted.iteration_s, lifted.iteration_s / base_s - 1 if known else None))  # type: ignore[operator]
+    for words, iteration_s in comparison.limit_costs.items():
+        known = iteration_s is not None and base_s is not None
+        rows.append((words, iteration_s, iteration_s / base_s - 1 if known else None))  # type: ignore[operator]
     return table(columns, rows)
 
 

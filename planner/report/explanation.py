@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
-from planner.plans.explain import Explanation, Rival
-from planner.plans.explain_shardings import DealtView, ExchangeView, GroupView, SplitReason, SplitRival
-from planner.plans.words import module_list
+from planner.plans import Plan
+from planner.plans.explain import Explanation, Rival, plan_shape
+from planner.plans.explain_shardings import SplitReason, SplitRival
+from planner.plans.shardings import BlockFigures, GroupCollective, Holding, Sharding
+from planner.plans.words import module_list, module_ranges
 from planner.report.plans import LIES
 from planner.report.tables import Cell, Form, Report, Section, Table, table
 from planner.units import format_bytes, format_number, format_seconds, plural
 
+MOST_EXCHANGES = 8
+"""Collectives that are shown of a sharding, the costliest ones."""
 _MANY_TIMES = 3.0
 _SAME = 1e-9
 _SHORT_KINDS = ("weights", "grads", "optim", "activ", "work", "reserve")
@@ -18,23 +23,24 @@ _SHORT_KINDS = ("weights", "grads", "optim", "activ", "work", "reserve")
 
 def explanation_report(e: Explanation) -> Report:
     """The explanation as a report, the most important sections first."""
-    title = f"{e.model} on {e.hardware}: {e.shape}"
-    sections = [] if e.headline is None else [Section(lines=(title,))]
+    plan = e.plan
+    title = f"{plan.model.name} on {plan.hardware.name}: {plan_shape(plan)}"
+    sections = [] if plan.headline is None else [Section(lines=(title,))]
     sections += [
         _verdict(e),
         _time(e),
-        _stages(e),
-        memory_section(e),
-        *group_sections(e.groups, e.reasons),
+        _stages(plan),
+        memory_section(plan),
+        *group_sections(plan, e.reasons),
         _why(e),
         _proof(e),
     ]
     sections.append(Section("Assumptions", items=e.assumptions))
-    sections.append(Section("Not modelled", items=e.not_modelled))
-    sections.append(_coverage(e))
-    if e.notes:
-        sections.append(Section("Notes on the model", items=e.notes))
-    return Report(str(e.headline or title), tuple(sections))
+    sections.append(Section("Not modelled", items=plan.not_modelled))
+    sections.append(_coverage(plan))
+    if plan.notes:
+        sections.append(Section("Notes on the model", items=_notes(plan)))
+    return Report(str(plan.headline or title), tuple(sections))
 
 
 def percent(fraction: float) -> str:
@@ -43,72 +49,93 @@ def percent(fraction: float) -> str:
 
 
 def _verdict(e: Explanation) -> Section:
-    first = f"{format_seconds(e.iteration_s)} an iteration on {plural(e.devices, 'device')}"
-    first += f", {format_number(e.samples_per_s)} samples/s"
-    if e.simulated_iteration_s is not None:
-        difference = e.simulated_iteration_s / e.iteration_s - 1
-        first += f"; {format_seconds(e.simulated_iteration_s)} when simulated ({difference:+.1%})"
+    predictions = e.plan.predictions
+    first = f"{format_seconds(predictions.iteration_s)} an iteration on {plural(_devices(e.plan), 'device')}"
+    first += f", {format_number(predictions.samples_per_s)} samples/s"
+    if predictions.simulated_iteration_s is not None:
+        difference = predictions.simulated_iteration_s / predictions.iteration_s - 1
+        first += f"; {format_seconds(predictions.simulated_iteration_s)} when simulated ({difference:+.1%})"
     proven = (
         "no plan of the searched space is faster"
-        if e.proven_optimal
-        else f"the best that was found, at most {percent(e.gap)} above the bound"
-        if e.searched
+        if predictions.proven_optimal
+        else f"the best that was found, at most {percent(predictions.gap)} above the bound"
+        if _searched(e.plan)
         else "priced as it was given: nothing was searched"
     )
-    reached_s = e.iteration_s if e.simulated_iteration_s is None else e.simulated_iteration_s
-    error = () if e.measured_error is None else (f"{e.measured_error.in_words(reached_s)}.",)
+    measured = predictions.measured_error
+    error = () if measured is None else (f"{measured.in_words(predictions.reached_s)}.",)
     advice = (f"{e.advice}.",) if e.advice else ()
     return Section(lines=(f"{first}; {proven}.", *error, *advice))
 
 
+def _devices(plan: Plan) -> int:
+    """Devices that work."""
+    return plan.world_size - len(plan.idle_ranks)
+
+
+def _searched(plan: Plan) -> bool:
+    """False for a configuration that was priced as it was given."""
+    return plan.schedule.given != "configuration"
+
+
 def _time(e: Explanation) -> Section:
-    stage = e.stages[e.bottleneck]
+    predictions = e.plan.predictions
+    stage = e.plan.stages[predictions.bottleneck]
     subject = (
         f"Stage {stage.index} ({module_list(stage.modules)}) sets the pace"
-        if len(e.stages) > 1
+        if len(e.plan.stages) > 1
         else "There is one stage"
     )
     lines = (
-        f"Idle over all devices: {percent(e.bubble_fraction)}, as {e.bubble_convention}.",
+        f"Idle over all devices: {percent(predictions.bubble_fraction)}, as {predictions.bubble_convention}.",
         f"{subject}; a device of it spends the iteration on:",
     )
     columns = {"part": Form.TEXT, "time": Form.SECONDS, "share": Form.SHARE, "": Form.BAR}
-    rows = ((s.name, s.seconds, s.fraction, s.fraction) for s in e.shares)
+    shares = {name: seconds / predictions.iteration_s for name, seconds in e.time_parts.items()}
+    rows = ((name, seconds, shares[name], shares[name]) for name, seconds in e.time_parts.items())
     return Section("Where the time goes", lines, table=table(columns, rows))
 
 
-def _stages(e: Explanation) -> Section:
+def _stages(plan: Plan) -> Section:
     columns = {
         "stage": Form.NAME, "modules": Form.TEXT, "DP": Form.NUMBER, "micro-batches each": Form.NUMBER,
         "compute": Form.SECONDS, "transfer": Form.SECONDS, "busy": Form.SHARE,
     }  # fmt: skip
-    rows = (
-        (
-            f"{s.index}{' *' if s.index == e.bottleneck else ''}",
-            module_list(s.modules),
-            s.replicas,
-            s.micro_batches,
-            s.compute_s,
-            s.transfer_s,
-            s.busy_fraction,
-        )
-        for s in e.stages
-    )
+    rows: list[tuple[Cell, ...]] = []
+    for stage in plan.stages:
+        mark = " *" if stage.index == plan.predictions.bottleneck else ""
+        rows.append((f"{stage.index}{mark}", module_list(stage.modules), *_pace(plan, stage.index).values()))
     return Section("Stages (times of one micro-batch; * sets the pace)", table=table(columns, rows))
 
 
-def memory_section(e: Explanation) -> Section:
+def _pace(plan: Plan, index: int) -> dict[str, float]:
+    """Replicas of a stage, micro-batches of each, work and transfers of one, share of the time in which it works."""
+    replicas, terms = len(plan.stages[index].replicas), plan.predictions.stages[index]
+    count = plan.micro_batches.count // replicas
+    compute_s = terms.forward_s + terms.backward_s
+    return {
+        "replicas": replicas,
+        "micro_batches": count,
+        "compute_s": compute_s,
+        "transfer_s": terms.receive_s + terms.return_s,
+        "busy_fraction": (count * compute_s + terms.update_s) / plan.predictions.iteration_s,
+    }
+
+
+def memory_section(plan: Plan) -> Section:
     """Memory of a device of each stage, by kind."""
     kinds_of_memory = dict.fromkeys((*_SHORT_KINDS, "total"), Form.BYTES)
     columns = {"stage": Form.NAME, **kinds_of_memory, "used": Form.SHARE, "": Form.BAR}
+    stages, headroom = plan.predictions.stages, plan.hardware.headroom
     rows = []
-    for s in e.stages:
-        used = s.memory_bytes / s.capacity_bytes if s.capacity_bytes else None
-        sizes = (*(size for _, size in s.memory), s.memory_bytes)
-        rows.append((str(s.index), *sizes, used, "" if used is None else used))
-    capacity = {s.capacity_bytes for s in e.stages}
-    kinds = ", ".join(kind for kind, _ in e.stages[0].memory)
-    free = f" to fill, a headroom of {e.headroom:.1%} left free" if e.headroom else ""
+    for index, terms in enumerate(stages):
+        total_bytes = terms.memory.total_bytes
+        used = total_bytes / terms.capacity_bytes if terms.capacity_bytes else None
+        sizes = (*terms.memory.by_kind().values(), total_bytes)
+        rows.append((str(index), *sizes, used, "" if used is None else used))
+    capacity = {terms.capacity_bytes for terms in stages}
+    kinds = ", ".join(stages[0].memory.by_kind())
+    free = f" to fill, a headroom of {headroom:.1%} left free" if headroom else ""
     line = f"A device has {' or '.join(format_bytes(c) for c in sorted(capacity))}{free}. Kinds: {kinds}."
     return Section("Memory of a device", (line,), table=table(columns, rows))
 
@@ -137,103 +164,155 @@ def _differs(rival: Rival) -> str:
 
 
 def _proof(e: Explanation) -> Section:
-    reached_s = e.iteration_s if e.simulated_iteration_s is None else e.simulated_iteration_s
-    if not e.searched:
-        bound = format_seconds(e.bound_s)
+    predictions = e.plan.predictions
+    bound = format_seconds(predictions.bound_s)
+    if not _searched(e.plan):
         line = f"Nothing was searched; in any order of its work this configuration takes {bound} or more."
         return Section("What is proven", (line,))
-    if e.proven_optimal:
-        line = f"No plan of the searched space is faster than {format_seconds(e.bound_s)}, which this one reaches."
+    if predictions.proven_optimal:
+        line = f"No plan of the searched space is faster than {bound}, which this one reaches."
     else:
         line = (
-            f"No plan of the searched space takes less than {format_seconds(e.bound_s)}; this one, the best that was "
-            f"found, takes {format_seconds(reached_s)}, so at most {percent(e.gap)} could be gained."
+            f"No plan of the searched space takes less than {bound}; this one, the best that was found, takes "
+            f"{format_seconds(predictions.reached_s)}, so at most {percent(predictions.gap)} could be gained."
         )
     meaning = "Times are simulated ones: the bound is the shortest chain of work and waits that any plan has."
     lines = [line, meaning]
     if e.tried_gap is not None:
         finding = "none is faster" if e.tried_gap <= _SAME else f"none is more than {percent(e.tried_gap)} faster"
         lines.insert(1, f"Of the plans that share operators in one of the ways that were tried, {finding}.")
-    if e.line_bound_s is not None:
-        bound = format_seconds(e.line_bound_s)
+    if predictions.line_bound_s is not None:
+        bound = format_seconds(predictions.line_bound_s)
         lines.append(f"Of the pipelines with one stage on each worker (1F1B, GPipe) none takes less than {bound}.")
-    return Section("What is proven", (*lines, f"Searched: {e.space}."))
+    return Section("What is proven", (*lines, f"Searched: {predictions.space}."))
 
 
-def _coverage(e: Explanation) -> Section:
-    line = f"{percent(e.priced_by_rule)} of the priced operators have a pricing rule of their own."
-    items = tuple(f"{op}: {plural(count, 'operator')} priced by a generic estimate" for op, count in e.fallback_ops)
+def _coverage(plan: Plan) -> Section:
+    line = f"{percent(_by_rule(plan))} of the priced operators have a pricing rule of their own."
+    items = tuple(f"{op}: {plural(count, 'operator')} priced by a generic estimate" for op, count in _fallbacks(plan))
     return Section("Operators", (line,), items)
+
+
+def _by_rule(plan: Plan) -> float:
+    """Share of the model's priced operators with a rule of their own."""
+    priced = plan.coverage.by_rule + plan.coverage.by_fallback
+    return plan.coverage.by_rule / priced if priced else 1.0
+
+
+def _fallbacks(plan: Plan) -> list[tuple[str, int]]:
+    """Types of the operators that are priced by a generic estimate and their numbers, the most first."""
+    return sorted(plan.coverage.fallback_ops.items(), key=lambda entry: (-entry[1], entry[0]))
+
+
+def _notes(plan: Plan) -> tuple[str, ...]:
+    """What was assumed while reading the model."""
+    return tuple(f"{n.where}: {n.message}" if n.where else n.message for n in plan.notes)
 
 
 _SHOWN_RIVALS = 3
 _MANY_TIMES_A_BLOCK = 10.0
 
 
-def group_sections(groups: Sequence[GroupView], reasons: Sequence[SplitReason]) -> Iterator[Section]:
+def group_sections(plan: Plan, reasons: Sequence[SplitReason]) -> Iterator[Section]:
     """Sections on groups of ranks; none if every replica is one rank."""
-    for group in groups:
-        yield Section(f"Inside a group: {group.name}", _words(group), table=_blocks(group))
-        yield _exchanges(group)
+    for sharding in plan.shardings:
+        yield Section(f"Inside a group: {sharding.name}", _words(plan, sharding), table=_blocks(plan, sharding))
+        yield _exchanges(sharding)
     if reasons:
         yield _reasons(reasons)
-    elif groups:
+    elif plan.shardings:
         yield Section(lines=("Name the model and the hardware to see what other splits of the operators cost.",))
 
 
-def _words(group: GroupView) -> tuple[str, ...]:
-    mesh = " x ".join(f"{name} {size}" for name, size in group.axes)
-    stages = plural(len(group.stages), "stage")
-    pairs = zip(group.boundaries, group.axes, strict=True)
-    layouts = ", ".join(f"{LIES[how]} along {name}" for how, (name, _) in pairs)
-    if "free" in group.boundaries:
+def _stages_of(plan: Plan, sharding: Sharding) -> tuple[int, ...]:
+    """Numbers of the stages that have a sharding."""
+    return tuple(stage.index for stage in plan.stages if stage.sharding == sharding.name)
+
+
+def _words(plan: Plan, sharding: Sharding) -> tuple[str, ...]:
+    stages = plural(len(_stages_of(plan, sharding)), "stage")
+    pairs = zip(sharding.boundaries, sharding.axes, strict=True)
+    layouts = ", ".join(f"{LIES[how]} along {axis.name}" for how, axis in pairs)
+    if "free" in sharding.boundaries:
         layouts = LIES["free"]
-    shared = f"{group.ranks} ranks share every operator of a replica ({stages}): mesh {mesh}"
+    shared = f"{sharding.ranks} ranks share every operator of a replica ({stages}): mesh {sharding.mesh}"
     lines = [f"{shared}; tensors between blocks are {layouts}."]
-    lines += [_dealt(dealt) for dealt in group.dealt]
+    lines += [_dealt_words(holding, weights) for holding, weights in _dealt(sharding)]
     lines.append("Times and bytes are of one block, one rank and micro-batch; nothing is assumed to overlap.")
     return tuple(lines)
 
 
-def _dealt(dealt: DealtView) -> str:
-    where = dealt.weight + (f" and {plural(dealt.weights - 1, 'weight')} like it" if dealt.weights > 1 else "")
+def _dealt(sharding: Sharding) -> list[tuple[Holding, int]]:
+    """Experts, rows or columns of weights that are dealt alike: of the first weight, and the number of weights."""
+    first: dict[tuple[object, ...], Holding] = {}
+    weights: dict[tuple[object, ...], int] = {}
+    for entry in sharding.blocks:
+        for holding in entry.holdings:
+            key = holding.what, holding.count, holding.each, holding.axes
+            first.setdefault(key, holding)
+            weights[key] = weights.get(key, 0) + len(entry.members())
+    return [(holding, weights[key]) for key, holding in first.items()]
+
+
+def _dealt_words(dealt: Holding, weights: int) -> str:
+    where = dealt.weight + (f" and {plural(weights - 1, 'weight')} like it" if weights > 1 else "")
     return (
         f"Of {dealt.count:,} {dealt.what} of {where} a rank holds {dealt.each:,}, dealt along {', '.join(dealt.axes)}."
     )
 
 
-def _blocks(group: GroupView) -> Table:
+def _kinds(plan: Plan, sharding: Sharding) -> Iterator[tuple[list[str], BlockFigures]]:
+    """Names of the blocks that are sharded alike, and the figures of one of them."""
+    for entry in sharding.blocks:
+        yield [plan.block_table[block].name for block, _ in entry.members()], entry.figures
+
+
+def _compute_s(figures: BlockFigures) -> float:
+    """Forward and backward work."""
+    return figures.forward_s + figures.backward_s - figures.communication_s
+
+
+def _blocks(plan: Plan, sharding: Sharding) -> Table:
     columns = {
         "blocks": Form.TEXT, "number": Form.NUMBER, "work": Form.SECONDS, "communication": Form.SECONDS,
         "share": Form.SHARE, "sent": Form.BYTES, "parameters": Form.NUMBER, "kept": Form.BYTES,
     }  # fmt: skip
     rows = []
-    for b in group.blocks:
-        total_s = b.compute_s + b.communication_s
-        share = b.communication_s / total_s if total_s else None
-        times = (b.compute_s, b.communication_s, share)
-        rows.append((module_list(b.modules), b.blocks, *times, b.sent_bytes, round(b.parameters), b.kept_bytes))
+    for names, figures in _kinds(plan, sharding):
+        total_s = _compute_s(figures) + figures.communication_s
+        share = figures.communication_s / total_s if total_s else None
+        times = (_compute_s(figures), figures.communication_s, share)
+        sizes = (figures.sent_bytes, round(figures.parameters), figures.saved_bytes)
+        rows.append((module_list(module_ranges(names)), len(names), *times, *sizes))
     return table(columns, rows)
 
 
-def _exchanges(group: GroupView) -> Section:
-    heading = f"Costliest collectives of {group.name}"
-    if not group.exchanges:
+def _costliest(sharding: Sharding) -> list[tuple[GroupCollective, int]]:
+    """Collectives of all entries and the number of blocks that run each, the longest over all blocks first."""
+    pairs = [(collective, len(entry.members())) for entry in sharding.blocks for collective in entry.collectives]
+    return sorted(pairs, key=lambda pair: (-pair[0].seconds * pair[1], pair[0].of, pair[0].phase))
+
+
+def _exchanges(sharding: Sharding) -> Section:
+    heading = f"Costliest collectives of {sharding.name}"
+    pairs = _costliest(sharding)
+    if not pairs:
         return Section(heading, ("None: every rank does the same work, or none of it depends on another's.",))
     columns = {
         "of": Form.TEXT, "blocks": Form.NUMBER, "phase": Form.NAME, "collective": Form.TEXT, "along": Form.TEXT,
         "links": Form.NAME, "payload": Form.FIGURE, "takes": Form.SECONDS,
     }  # fmt: skip
-    more = (f"{group.more_exchanges} more are in the plan.",) if group.more_exchanges else ()
-    return Section(heading, more, table=table(columns, map(_exchange, group.exchanges)))
+    left_out = len(pairs) - MOST_EXCHANGES
+    more = (f"{left_out} more are in the plan.",) if left_out > 0 else ()
+    return Section(heading, more, table=table(columns, (_exchange(*pair) for pair in pairs[:MOST_EXCHANGES])))
 
 
-def _exchange(e: ExchangeView) -> tuple[Cell, ...]:
-    kind = e.kind.replace("_", "-")
-    times = f" x {e.times:g}" if e.times != 1 else ""
-    reason = "" if e.reason == "layout" else f" ({e.reason})"
-    along, payload = ", ".join(e.axes), format_bytes(e.payload_bytes)
-    return e.of, e.blocks, e.phase, f"{kind}{reason}", along, e.level, payload + times, e.seconds
+def _exchange(c: GroupCollective, blocks: int) -> tuple[Cell, ...]:
+    kind = c.kind.replace("_", "-")
+    times = f" x {c.times:g}" if c.times != 1 else ""
+    reason = "" if c.reason == "layout" else f" ({c.reason})"
+    along, payload = ", ".join(c.axes), format_bytes(c.payload_bytes)
+    return c.of, blocks, c.phase, f"{kind}{reason}", along, c.level, payload + times, c.seconds
 
 
 def _reasons(reasons: Sequence[SplitReason]) -> Section:
@@ -283,3 +362,84 @@ def _costs(reason: SplitReason, rival: SplitRival) -> tuple[str, str]:
 
 def _signed(text: Callable[[float], str], amount: float) -> str:
     return f"{'-' if amount < 0 else '+'}{text(abs(amount))}"
+
+
+_PREDICTED = (
+    "iteration_s", "simulated_iteration_s", "measured_error", "samples_per_s", "bubble_fraction", "bubble_convention",
+    "bottleneck",
+)  # fmt: skip
+_PROVEN = ("bound_s", "gap", "proven_optimal")
+"""Fields of the plan's predictions that the document has, too."""
+
+
+def explanation_document(e: Explanation) -> dict[str, Any]:
+    """The explanation as JSON data."""
+    plan, predictions = e.plan, e.plan.predictions
+    shares = e.time_parts.items()
+    return {
+        "model": plan.model.name,
+        "hardware": plan.hardware.name,
+        "devices": _devices(plan),
+        "shape": plan_shape(plan),
+        **_fields(predictions, *_PREDICTED),
+        "shares": [{"name": n, "seconds": s, "fraction": s / predictions.iteration_s} for n, s in shares],
+        "stages": [_stage_document(plan, stage.index) for stage in plan.stages],
+        "rivals": e.rivals,
+        **_fields(predictions, *_PROVEN),
+        "tried_gap": e.tried_gap,
+        **_fields(predictions, "line_bound_s", "space"),
+        "assumptions": e.assumptions,
+        "not_modelled": plan.not_modelled,
+        "priced_by_rule": _by_rule(plan),
+        "fallback_ops": _fallbacks(plan),
+        "notes": _notes(plan),
+        "groups": [_group_document(plan, sharding) for sharding in plan.shardings],
+        "reasons": e.reasons,
+        "headroom": plan.hardware.headroom,
+        "advice": e.advice,
+        "headline": plan.headline,
+        "searched": _searched(plan),
+    }
+
+
+def _fields(value: object, *names: str) -> dict[str, Any]:
+    """Some fields by name."""
+    return {name: getattr(value, name) for name in names}
+
+
+def _stage_document(plan: Plan, index: int) -> Mapping[str, Any]:
+    stage, terms = plan.stages[index], plan.predictions.stages[index]
+    return {
+        **_fields(stage, "index", "modules"),
+        **_pace(plan, index),
+        "memory": list(terms.memory.by_kind().items()),
+        "memory_bytes": terms.memory.total_bytes,
+        "capacity_bytes": terms.capacity_bytes,
+    }
+
+
+def _group_document(plan: Plan, sharding: Sharding) -> Mapping[str, Any]:
+    exchanges = _costliest(sharding)
+    further = "reason", "phase", "kind", "axes", "level", "payload_bytes", "times", "seconds"
+    return {
+        **_fields(sharding, "name", "ranks"),
+        "axes": [(axis.name, axis.size) for axis in sharding.axes],
+        "boundaries": sharding.boundaries,
+        "stages": _stages_of(plan, sharding),
+        "blocks": [
+            {
+                "modules": module_ranges(names),
+                "blocks": len(names),
+                "compute_s": _compute_s(figures),
+                **_fields(figures, "communication_s", "step_s", "sent_bytes", "parameters"),
+                "kept_bytes": figures.saved_bytes,
+            }
+            for names, figures in _kinds(plan, sharding)
+        ],
+        "exchanges": [{"of": c.of, "blocks": count, **_fields(c, *further)} for c, count in exchanges[:MOST_EXCHANGES]],
+        "more_exchanges": max(0, len(exchanges) - MOST_EXCHANGES),
+        "dealt": [
+            {**_fields(dealt, "what", "weight"), "weights": count, **_fields(dealt, "count", "each", "axes")}
+            for dealt, count in _dealt(sharding)
+        ],
+    }

@@ -86,7 +86,9 @@ def plan_page(plan: Plan, graph: Graph | None = None, cluster: Cluster | None = 
 
 def _about(explanation: Explanation) -> str:
     """The plan's configuration, and what is proven."""
-    first, verdict = explanation_report(explanation).sections[:2] if explanation.headline else (Section(), Section())
+    first, verdict = (
+        explanation_report(explanation).sections[:2] if explanation.plan.headline else (Section(), Section())
+    )
     return "".join(f'<p class="quiet">{escape(line)}</p>' for line in (*first.lines, *verdict.lines))
 
 
@@ -120,7 +122,7 @@ def _missing(reason: str) -> str:
 
 def _details(explanation: Explanation) -> Iterator[str]:
     """The sections of the explanation, with their tables."""
-    for section in explanation_report(explanation).sections[2 if explanation.headline else 1 :]:
+    for section in explanation_report(explanation).sections[2 if explanation.plan.headline else 1 :]:
         told = "".join(f"<p>{escape(line)}</p>" for line in section.lines)
         items = "".join(f"<li>{escape(item)}</li>" for item in section.items)
         shown = _table(section.table) if section.table else ""

@@ -25,7 +25,7 @@ from planner.report.svg import time_ticks
 from planner.report.timeline import COLOURS, busiest
 from planner.schedules.program import KINDS
 from planner.simulate import rank_ranges
-from planner.simulate.segments import ACTIVITIES, WORK, Activity, Row, Segments
+from planner.simulate.segments import ACTIVITIES, WORK, Activity, Row, Segments, lanes_label
 from planner.simulate.timeline import Lane, Timeline
 from planner.units import format_bytes, format_number, format_seconds, plural
 
@@ -301,7 +301,7 @@ def timeline_chart(timeline: Timeline, grouped: Sequence[Row], parts: Segments, 
         parts: the timeline's segments.
         focus: first and last second of the initial view.
     """
-    segments_by_row = [parts.of(row.lanes[0].worker) for row in grouped]
+    segments_by_row = [parts.of(row[0].worker) for row in grouped]
     many = sum(len(row_segments.worker) for row_segments in segments_by_row) > MOST_STRETCHES
     exact = focus if many else (0.0, timeline.played_s)
     lines = ["row,code,begin,end,kind,stage,number"]
@@ -312,7 +312,7 @@ def timeline_chart(timeline: Timeline, grouped: Sequence[Row], parts: Segments, 
     action = "datum.kind ? datum.kind + ' of micro-batch ' + datum.number + ' in stage ' + datum.stage : 'mostly'"
     computed = {"activity": "activities[datum.code]", "ranks": "names[datum.row]", "action": action}
     computed |= {"starts": _seconds("datum.begin"), "lasts": _seconds(lasts)}
-    labels = [row_label(row.lanes[0].stages) for row in grouped]
+    labels = [row_label(row[0].stages) for row in grouped]
     y = word("row", axis=row_axis(labels, labelExpr="labels[datum.value]"))
     colour = word("activity", scale={"domain": used, "range": [COLOURS[row_segments] for row_segments in used]})
     tip = tips("activity", "action", "starts", "lasts", "ranks")
@@ -324,7 +324,7 @@ def timeline_chart(timeline: Timeline, grouped: Sequence[Row], parts: Segments, 
     spec = _over_time(lines, "row,code,begin,end", focus)
     spec["params"] += [
         {"name": "activities", "value": list(ACTIVITIES)},
-        {"name": "names", "value": [row.label for row in grouped]},
+        {"name": "names", "value": [lanes_label(row) for row in grouped]},
         {"name": "labels", "value": labels},
     ]
     spec["transform"] = [{"filter": "datum.end > begin && datum.begin < end"}, *_calculated(computed)]
@@ -335,12 +335,12 @@ def timeline_chart(timeline: Timeline, grouped: Sequence[Row], parts: Segments, 
 
 def _caption(timeline: Timeline, grouped: Sequence[Row], many: bool) -> str:
     """The caption: what the timeline shows and leaves out."""
-    replicas, count = len(grouped[0].lanes), timeline.micro_batches
+    replicas, count = len(grouped[0]), timeline.micro_batches
     words = [f"{timeline.schedule}, {count} micro-batch{'es' if count > 1 else ''}; a step takes"]
     words.append(f"{format_seconds(timeline.step_s)}.")
     words += [f"One of {timeline.copies} copies is shown."] * (timeline.copies > 1)
     words += [f"A row stands for {plural(replicas, 'replica')} that do the same."] * (replicas > 1)
-    shown = sum(len(row.lanes) for row in grouped)
+    shown = sum(len(row) for row in grouped)
     words += ["Of replicas that take turns the first is shown."] * (len(timeline.lanes) > shown)
     inside = "Communication inside a group goes on all through an action and is drawn at its end."
     words += [inside] * bool(timeline.inside_s.any())
@@ -381,7 +381,7 @@ def memory_chart(timeline: Timeline, lanes: Sequence[Lane], focus: tuple[float, 
 
 def time_chart(timeline: Timeline, grouped: Sequence[Row], parts: Segments) -> Chart:
     """Time of a step by worker and activity."""
-    rows = {row_label(row.lanes[0].stages): seconds_by_activity(timeline, row.lanes[0], parts) for row in grouped}
+    rows = {row_label(row[0].stages): seconds_by_activity(timeline, row[0], parts) for row in grouped}
     caption = f"A step of a device, in parts: they add up to {format_seconds(timeline.step_s)}."
     spec = _bars(rows, {str(activity): colour for activity, colour in {**COLOURS, Activity.IDLE: IDLE}.items()}, "s")
     return Chart("time", "Where the time goes", caption, spec, half=True)

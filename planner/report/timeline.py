@@ -23,6 +23,7 @@ from planner.simulate.segments import (
     Row,
     Segments,
     fewer_rows,
+    lanes_label,
     rank_ranges,
     rows,
     segments,
@@ -143,12 +144,12 @@ def draw_gantt(timeline: Timeline, *, width: int = 100, most_rows: int = 48) -> 
     parts = segments(timeline)
     grouped = rows(timeline, parts)
     shown = fewer_rows(grouped, most_rows)[:most_rows]
-    label_width = max(len(row.label) for row in shown)
+    label_width = max(len(lanes_label(row)) for row in shown)
     room = max(_NARROWEST, width - label_width - 1)
     spans = windows(timeline, room, room // _CLIPPED_FORWARD)
     counts = _share(room, spans)
     drawn = [
-        ((f"{row.label:<{label_width}} ", ""), *_pieces(parts.of(row.lanes[0].worker), spans, counts)) for row in shown
+        ((f"{lanes_label(row):<{label_width}} ", ""), *_pieces(parts.of(row[0].worker), spans, counts)) for row in shown
     ]
     used = [activity for activity in ACTIVITIES if any(style == activity for line in drawn for _, style in line)]
     legend = (piece for activity in used for piece in ((LOOKS[activity][0], activity), (f" {activity}  ", "")))
@@ -166,7 +167,7 @@ def omissions(
         times = f"{format_seconds(hidden_s)} of {format_seconds(timeline.played_s)}"
         notes.append(f"{times} between start, steady state and end are not shown")
     if len(grouped) > len(shown):
-        stages = {row.lanes[0].stages for row in grouped} - {row.lanes[0].stages for row in shown}
+        stages = {row[0].stages for row in grouped} - {row[0].stages for row in shown}
         why = "" if stages else ": replicas of the same stages, at other times"
         notes.append(f"{len(grouped) - len(shown)} of {len(grouped)} rows are not shown{why}")
     return tuple(notes)
@@ -313,8 +314,8 @@ def _header(timeline: Timeline, parts: Segments) -> list[str]:
 
 
 def _gantt_row(timeline: Timeline, row: Row, parts: Segments, scale: _TimeScale, y: float) -> list[str]:
-    lines = [svg.text(_LEFT - 12, y + 14, row.label, anchor="end")]
-    mine = parts.of(row.lanes[0].worker)
+    lines = [svg.text(_LEFT - 12, y + 14, lanes_label(row), anchor="end")]
+    mine = parts.of(row[0].worker)
     program = timeline.trace.program
     for window, (begin, end) in enumerate(scale.spans):
         left = scale.begins[window]

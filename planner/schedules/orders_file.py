@@ -43,18 +43,6 @@ _LEAST = {"workers": 0, "parts": 1, "versions": 1, "limits": 1}
 """Smallest numbers of settings."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """The file that orders were read from, with the line of each action by lane."""
-
-    path: Path
-    lines: tuple[tuple[int, ...], ...]
-
-    def where(self, lane: int, index: int) -> str:
-        """`orders.csv:17`."""
-        return f"{self.path}:{self.lines[lane][index]}"
-
-
 def read_orders(path: str | Path) -> Work:
     """Read orders from a CSV or JSON file and check that they can run; O(actions).
 
@@ -69,12 +57,12 @@ def read_orders(path: str | Path) -> Work:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise PlanError(f"cannot read orders: {error}", where=str(path), hint="name a CSV or JSON file") from error
-    work, source = (_read_csv if path.suffix.lower() == ".csv" else _read_json)(text, path)
+    work, lines = (_read_csv if path.suffix.lower() == ".csv" else _read_json)(text, path)
     try:
         check_numbers(work)
         check_whole(compile_orders(work))
     except OrderError as error:
-        where = source.where(error.lane, error.index)
+        where = f"{path}:{lines[error.lane][error.index]}"
         raise PlanError(error.problem.message, where=where, hint=error.problem.hint) from error
     return work
 
@@ -94,7 +82,8 @@ def parse_action(word: str) -> Action:
     return Action(kind, stage, micro_batch, part, version, peer, bool(match[1]))
 
 
-def _read_csv(text: str, path: Path) -> tuple[Work, _Source]:
+def _read_csv(text: str, path: Path) -> tuple[Work, list[list[int]]]:
+    """The orders of a file, and the line of each action by lane."""
     reader = csv.DictReader(io.StringIO(text), skipinitialspace=True)
     names = [name.strip() for name in reader.fieldnames or ()]
     unknown = [name for name in names if name not in _COLUMNS]
@@ -124,7 +113,7 @@ def _read_csv(text: str, path: Path) -> tuple[Work, _Source]:
     work = Work(
         tuple(tuple(lanes[key]) for key in keys), workers=tuple(worker for worker, _ in keys), parts=max(parts, 1)
     )
-    return work, _Source(path, tuple(tuple(lines[key]) for key in keys))
+    return work, [lines[key] for key in keys]
 
 
 def _number(name: str, text: str) -> int:
@@ -157,7 +146,8 @@ class OrdersFile:
     limits: tuple[int, ...] = ()
 
 
-def _read_json(text: str, path: Path) -> tuple[Work, _Source]:
+def _read_json(text: str, path: Path) -> tuple[Work, list[list[int]]]:
+    """The orders of a file, and the line of each action by lane."""
     content, document = documents.document(text, str(path), "file of orders", "mend it")
     places, listed = documents.positions(content), document.get("lanes")
 
@@ -176,11 +166,11 @@ def _read_json(text: str, path: Path) -> tuple[Work, _Source]:
         if not words:
             raise PlanError(f"lane {number} has no actions", where=where("lanes", number), hint="leave it out")
         lanes.append(tuple(_parsed(word, where(*at)) for word, at in zip(words, places_of_words, strict=True)))
-        lines.append(tuple(documents.nearest(at, places)[0] for at in places_of_words))
+        lines.append([documents.nearest(at, places)[0] for at in places_of_words])
     work = Work(tuple(lanes), **{name: getattr(read, name) for name in _SETTINGS})
     _check_settings(work, where)
     _refuse_missing_workers(work.lane_workers, path)
-    return work, _Source(path, tuple(lines))
+    return work, lines
 
 
 def _parsed(word: str, where: str) -> Action:

@@ -110,18 +110,14 @@ def segments(timeline: Timeline) -> Segments:
     return all_segments.pick(np.flatnonzero(end > begin))
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """Lanes with identical segments, drawn once."""
+Row = tuple[Lane, ...]
+"""Lanes with identical segments, drawn once."""
 
-    lanes: tuple[Lane, ...]
 
-    @property
-    def label(self) -> str:
-        """`stage 2  ranks 4-7`."""
-        stages = rank_ranges(self.lanes[0].stages)
-        ranks = sorted({rank for lane in self.lanes for rank in lane.ranks})
-        return f"stage {stages}  {'rank' if len(ranks) == 1 else 'ranks'} {rank_ranges(ranks)}"
+def lanes_label(row: Row) -> str:
+    """`stage 2  ranks 4-7`."""
+    ranks = sorted({rank for lane in row for rank in lane.ranks})
+    return f"stage {rank_ranges(row[0].stages)}  {'rank' if len(ranks) == 1 else 'ranks'} {rank_ranges(ranks)}"
 
 
 def rows(timeline: Timeline, parts: Segments) -> tuple[Row, ...]:
@@ -132,7 +128,7 @@ def rows(timeline: Timeline, parts: Segments) -> tuple[Row, ...]:
         lane_parts = parts.of(lane.worker)
         when = np.rint(np.concatenate([lane_parts.begin_s, lane_parts.end_s]) * scale).astype(np.int64)
         groups.setdefault((lane.stages, when.tobytes(), lane_parts.activity.tobytes()), []).append(lane)
-    return tuple(Row(tuple(lanes)) for lanes in groups.values())
+    return tuple(map(tuple, groups.values()))
 
 
 def fewer_rows(grouped: Sequence[Row], most: int) -> Sequence[Row]:
@@ -141,7 +137,7 @@ def fewer_rows(grouped: Sequence[Row], most: int) -> Sequence[Row]:
         return grouped
     first_of_stage: dict[tuple[int, ...], Row] = {}
     for row in grouped:
-        first_of_stage.setdefault(row.lanes[0].stages, row)
+        first_of_stage.setdefault(row[0].stages, row)
     return tuple(first_of_stage.values())
 
 

@@ -53,9 +53,9 @@ from planner.systems.backends import backend_names as backend_names  # noqa: E40
 from planner.systems.backends import usual_backends as usual_backends  # noqa: E402
 from planner.systems.compare import Comparison as Comparison  # noqa: E402
 from planner.systems.compare import compare_systems as compare_systems  # noqa: E402
-from planner.systems.plans import decide_again as decide_again  # noqa: E402
-from planner.systems.plans import plan_system as plan_system  # noqa: E402
-from planner.systems.plans import plans_of as plans_of  # noqa: E402
+from planner.systems.compare import decide_again as decide_again  # noqa: E402
+from planner.systems.compare import plan_system as plan_system  # noqa: E402
+from planner.systems.compare import plans_of as plans_of  # noqa: E402
 from planner.systems.proposals import system_of  # noqa: E402
 from planner.systems.runner import decide as decide  # noqa: E402
 from planner.systems.runner import row_of as row_of  # noqa: E402

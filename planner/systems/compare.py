@@ -1,4 +1,4 @@
-"""Run many systems on one model and cluster, rank their decisions in one table, and price limits of frameworks."""
+"""Run systems on a model and cluster: rank their decisions in one table, write each as a plan, price their limits."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from planner.errors import InfeasibleError, UsageError
+from planner.errors import InfeasibleError, PlanError, UsageError
+from planner.graph import Graph
 from planner.hardware.types import Cluster
+from planner.plans import Plan, Provenance, assemble_priced, seal
+from planner.plans.records import SystemSection
 from planner.solvers import search
 from planner.space.pricer import Pricer
 from planner.space.timing import played_s
 from planner.space.types import Job
 from planner.systems import SYSTEMS, get
 from planner.systems.backends import BACKENDS, Backend, backend_names, within_limits
-from planner.systems.runner import SystemDecision, decide, row_of
+from planner.systems.runner import SystemDecision, decide, exchange_details, refuse_limits, row_of
 from planner.systems.types import Semantics, Setting, System, SystemRow
 
 LIFTED: Mapping[str, str] = {
@@ -33,19 +36,6 @@ LIFTED: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class LiftedLimit:
-    """The fastest plan with one limit of the training frameworks lifted, or all of them.
-
-    Attributes:
-        words: what plans may have then.
-        iteration_s: time of the fastest plan; None if none fits.
-    """
-
-    words: str
-    iteration_s: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class Comparison:
     """The rows of all systems, ranked.
 
@@ -56,7 +46,8 @@ class Comparison:
         rows: fastest first; if `semantics` is "sync", asynchronous rows after the others; infeasible rows last.
         notes: assumptions of all rows.
         precision: number formats of all rows.
-        limit_costs: what the limits of some training frameworks cost; empty if that was not asked for.
+        limit_costs: iteration time of the fastest plan by what plans may have once a limit of some training frameworks
+            is lifted, None where none fits; empty if that was not asked for.
         price: US dollars for a device and hour, in place of the profile's.
         setting, decisions: setting and decision of each system, from which `plans_of` makes plans.
     """
@@ -68,7 +59,7 @@ class Comparison:
     rows: tuple[SystemRow, ...]
     notes: tuple[str, ...] = ()
     precision: str = ""
-    limit_costs: tuple[LiftedLimit, ...] = ()
+    limit_costs: Mapping[str, float | None] = field(default_factory=dict)
     price: float | None = None
     setting: Setting | None = field(default=None, repr=False, compare=False)
     decisions: tuple[tuple[System, SystemDecision], ...] = field(default=(), repr=False, compare=False)
@@ -117,23 +108,23 @@ def compare_systems(
         rows=tuple(sorted((row_of(setting, *decision) for decision in decisions), key=rank)),
         notes=setting.notes,
         precision=setting.job.precision,
-        limit_costs=lifted_limits(prices, setting.cluster, setting.job, frameworks) if frameworks else (),
+        limit_costs=lifted_limits(prices, setting.cluster, setting.job, frameworks) if frameworks else {},
         setting=setting,
         decisions=tuple(decisions),
     )
 
 
-def lifted_limits(prices: Pricer, cluster: Cluster, job: Job, backends: Sequence[Backend]) -> tuple[LiftedLimit, ...]:
+def lifted_limits(prices: Pricer, cluster: Cluster, job: Job, backends: Sequence[Backend]) -> dict[str, float | None]:
     """Search within the limits of some frameworks, then with each limit lifted alone, then with all lifted."""
-    results = []
+    times_s: dict[str, float | None] = {}
     for words, lifted_job in _lifted_jobs(within_limits(job, backends), within_limits(job, ())):
         shardings = Pricer(prices.graph, cluster, lifted_job, like=prices)
         try:
             answer = search(prices.costs, cluster, lifted_job, shardings=shardings, simulated_s=played_s)
-            results.append(LiftedLimit(words, answer.best.simulated_s))
+            times_s[words] = answer.best.simulated_s
         except InfeasibleError:
-            results.append(LiftedLimit(words, None))
-    return tuple(results)
+            times_s[words] = None
+    return times_s
 
 
 def _lifted_jobs(limited: Job, unlimited: Job) -> Iterator[tuple[str, Job]]:
@@ -144,3 +135,94 @@ def _lifted_jobs(limited: Job, unlimited: Job) -> Iterator[tuple[str, Job]]:
         if getattr(limited.structure, name) != free[name]:
             yield words, replace(limited, structure=replace(limited.structure, **free))
     yield "all lifted", unlimited
+
+
+def plan_system(
+    name: str,
+    graph: Graph,
+    cluster: Cluster,
+    job: Job,
+    *,
+    strict_ops: bool = False,
+    provenance: Provenance | None = None,
+) -> Plan:
+    """Plan a job by the rules of a system.
+
+    Args:
+        name: name of the system, with options.
+        graph: the model.
+        cluster: the hardware.
+        job: global batch, precision, optimizer, micro-batch sizes, devices.
+        strict_ops: refuse a model with an operator that has no pricing rule.
+        provenance: tool and command that made the plan, for its file.
+
+    Raises:
+        UsageError: no system has that name, or the job has a limit that the system does not follow.
+        InfeasibleError: the system cannot train the model on the cluster; says why.
+        PlanError: no plan file can hold its decision; says why.
+    """
+    system = get(name)
+    setting = Setting(Pricer(graph, cluster, job, strict_ops=strict_ops), cluster, job)
+    refuse_limits(setting, system)
+    return plan_of(setting, system, decide(setting, system), provenance)
+
+
+def plans_of(comparison: Comparison, provenance: Provenance | None = None) -> tuple[dict[str, Plan], dict[str, str]]:
+    """Plans of a comparison by name of the system, and by name why the decisions of others cannot be written as one."""
+    plans: dict[str, Plan] = {}
+    refused: dict[str, str] = {}
+    for system, decided in comparison.decisions:
+        if comparison.setting is not None and decided.best is not None:
+            try:
+                plans[system.key] = plan_of(comparison.setting, system, decided, provenance)
+            except (PlanError, InfeasibleError) as error:
+                refused[system.key] = str(error)
+    return plans, refused
+
+
+def decide_again(plan: Plan, graph: Graph, cluster: Cluster) -> Plan:
+    """Plan again by the rules of the system that made a plan.
+
+    A system that takes the best of all runs alone first, and after the others only if that gives another plan.
+
+    Raises:
+        ShardplanError: the system is unknown, or cannot train the model.
+    """
+    name = plan.system.name if plan.system else ""
+    new_plan = plan_system(name, graph, cluster, plan.options, provenance=plan.provenance)
+    if new_plan.digest == plan.digest or not get(name).best_of_all:
+        return new_plan
+    comparison = compare_systems(Pricer(graph, cluster, plan.options), cluster, plan.options)
+    plans, _ = plans_of(comparison, plan.provenance)
+    return plans.get(name, new_plan)
+
+
+def plan_of(setting: Setting, system: System, decided: SystemDecision, provenance: Provenance | None = None) -> Plan:
+    """Assemble the fastest decision that a plan file can hold; a note says what that costs if another is faster.
+
+    Raises:
+        InfeasibleError: nothing fits.
+        PlanError: no plan file can hold a decision that fits; says why.
+    """
+    best, written = decided.best, decided.written
+    if best is None:
+        raise InfeasibleError(
+            f"{system.title}: {decided.reason}", hint="`shardplan compare` says which systems can train the model"
+        )
+    if written is None:
+        hint = "use devices of one type, or a global batch of which all replicas get equally many micro-batches"
+        raise PlanError(best.proposal.unwritten, hint=hint)
+    notes = decided.notes
+    if written is not best:
+        notes = (
+            *written.proposal.notes,
+            f"{best.proposal.unwritten}: {written.iteration_s:.4g} s an iteration instead of {best.iteration_s:.4g} s"
+            f" ({best.words})",
+        )
+    (configuration,), (evaluation,) = written.proposal.parts, written.evaluations
+    where = setting.prices, setting.cluster, setting.job
+    plan = assemble_priced(*where, configuration, evaluation, written.iteration_s, provenance=provenance)
+    exchange = exchange_details(setting, written)
+    tells = {**decided.system.backend, **written.proposal.tells, **exchange.tells}
+    section = SystemSection(system.key, system.title, system.source, tells, (*notes, *exchange.notes))
+    return seal(replace(plan, system=section))

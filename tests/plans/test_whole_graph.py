@@ -13,7 +13,8 @@ import planner
 from planner.errors import UsageError
 from planner.graph import Graph
 from planner.hardware import Cluster
-from planner.plans import Fault, Plan, ShardedBlock, dumps, group_views, loads, rebuild, seal, split_reasons, validate
+from planner.plans import Fault, Plan, ShardedBlock, dumps, explain, loads, rebuild, seal, split_reasons, validate
+from planner.report import explanation_document
 from planner.sharding import Boundary, canonical_layout, evaluate
 from planner.systems import plan_system
 
@@ -126,8 +127,8 @@ def test_boundaries_that_are_not_as_said_are_found(damage: Callable[[Plan], Plan
 
 def test_it_is_explained() -> None:
     plan, graph, cluster = planned("gshard", "gpt2")
-    (view,) = group_views(plan)
-    assert sum(block.blocks for block in view.blocks) == len(plan.block_table)
+    (view,) = explanation_document(explain(plan))["groups"]
+    assert sum(block["blocks"] for block in view["blocks"]) == len(plan.block_table)
     reasons = split_reasons(plan, graph, cluster, most=1)
     assert {reason.block for reason in reasons} == {entry.first[0] for entry in plan.shardings[0].blocks}
     assert all(rival.more_s > -1e-9 for reason in reasons for rival in reason.rivals[:1])

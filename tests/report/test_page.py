@@ -86,7 +86,7 @@ def test_the_page_says_what_the_plan_says(sharded: Plan, sharded_page: str) -> N
     for figure in line.figures:
         assert figure.split(" ")[0] in page.text
     explanation = explain_plan(sharded)
-    for told in (*explanation.assumptions, *explanation.not_modelled, *(note for note in explanation.notes)):
+    for told in (*explanation.assumptions, *sharded.not_modelled, *(note.message for note in sharded.notes)):
         assert told in page.text
     charts = [attributes["id"] for _, attributes in page.elements if attributes.get("class") == "chart"]
     assert charts == ["model", "timeline", "memory", "time", "kinds", "alternatives", "roofline"]

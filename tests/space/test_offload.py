@@ -180,7 +180,7 @@ def test_a_plan_file_says_what_moves_and_is_checked_by_it() -> None:
     again = loads(dumps(plan))
     assert again == plan
     assert planner.check_plan(again, graph, cluster).findings == ()
-    text = str(planner.plans.explain_plan(plan))
+    text = str(planner.report.explanation_report(planner.plans.explain_plan(plan)))
     assert "offload core_attn+mlp" in text
     assert "what core_attn, mlp keep lies in the host's memory" in text
     kept = edited(lambda stage: dataclasses.replace(stage, offload=()), again)

@@ -239,6 +239,6 @@ def test_a_plan_file_names_the_modules_and_is_checked_by_them() -> None:
     again = loads(dumps(plan))
     assert again == plan
     assert planner.check_plan(again, graph, cluster).findings == ()
-    assert "recompute layernorm+act" in str(planner.plans.explain_plan(plan))
+    assert "recompute layernorm+act" in str(planner.report.explanation_report(planner.plans.explain_plan(plan)))
     lighter = edited(lambda stage: dataclasses.replace(stage, repeats=()), again)
     assert planner.check_plan(lighter, graph, cluster).findings

@@ -1,1 +1,1 @@
-"""Operators that exporters write in other words, one file a pattern; `planner.operators.rewriting` applies them."""
+"""Operators that exporters write in other words; `planner.operators.rewriting` applies them."""
