@@ -235,6 +235,7 @@ def _of_stages(plan: Plan) -> Iterator[Requirement]:
         Requirement.MULTI_TENSOR_BOUNDARY: len(set(pairs)) < len(pairs),
         Requirement.DUPLICATED_NODES: any(len(entry.stages) > 1 for entry in plan.duplicated),
         Requirement.TIED_PARAMETERS: any(s.reduction == "sum" for s in plan.shared_parameters),
+        Requirement.SEPARATED_WEIGHTS: bool(plan.model.separated),
         Requirement.SEPARATE_COPIES: any(s.reduction == "none" for s in plan.shared_parameters),
         Requirement.RECOMPUTE: any(recompute or repeats for recompute, repeats in repeated),
         Requirement.LAYER_RECOMPUTE: any(choice.layers for choice in plan.configuration.stages),

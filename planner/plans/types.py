@@ -52,6 +52,8 @@ class Requirement(StrEnum):
     """Parameter-free operators are computed in several stages."""
     TIED_PARAMETERS = "tied_parameters"
     """A parameter is held by several stages and its gradient summed over them."""
+    SEPARATED_WEIGHTS = "separated_weights"
+    """Weights of several modules that the file stores once are trained each by itself."""
     SEPARATE_COPIES = "separate_copies"
     """A parameter is held by several stages, each of which updates its own copy: the tie is given up."""
     MID_MODULE_CUT = "mid_module_cut"
@@ -149,11 +151,12 @@ MINORS: Mapping[Requirement, int] = {
     Requirement.LAYER_RECOMPUTE: 3,
     Requirement.MODULE_RECOMPUTE: 5,
     Requirement.SPLIT_BACKWARD: 6,
+    Requirement.SEPARATED_WEIGHTS: 7,
 }
 """The minor version since which files say what these requirements are about; readers of before refuse their keys.
 
 Files of before 5 do not list the operators that stages repeat, those of before 6 not what stays between the halves of a
-backward.
+backward, those of before 7 not which operators of the model file read a weight that it stores as one with others.
 """
 
 

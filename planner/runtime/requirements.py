@@ -18,6 +18,7 @@ EXECUTED: Mapping[Requirement, str] = {
     Requirement.SKIP_EDGES: "sent straight to the stage that reads it",
     Requirement.MULTI_TENSOR_BOUNDARY: "as it stands",
     Requirement.DUPLICATED_NODES: "as it stands",
+    Requirement.SEPARATED_WEIGHTS: "operators that are listed read weights of their own, of the same first values",
     Requirement.TIED_PARAMETERS: "summed once over all ranks that hold it, in the exchange of its stages",
     Requirement.SEPARATE_COPIES: "as it stands",
     Requirement.MID_MODULE_CUT: "as it stands",

@@ -42,8 +42,10 @@ GROUPS = frozenset({
 _SHARED = {"tensor_parallel": "--tp", "context_parallel": "--cp", "expert_parallel": "--ep"}
 """Fields of a job that say how many ranks share operators, and their options."""
 
-REPLICAS = frozenset({Requirement.REPLICATED_STAGE, Requirement.RECOMPUTE, Requirement.IDLE_RANKS})
-"""What all frameworks do."""
+REPLICAS = frozenset({
+    Requirement.REPLICATED_STAGE, Requirement.RECOMPUTE, Requirement.IDLE_RANKS, Requirement.SEPARATED_WEIGHTS,
+})  # fmt: skip
+"""What all frameworks do; weights are those of the model's own modules, whatever a file made of them."""
 
 
 @dataclass(frozen=True, slots=True)
