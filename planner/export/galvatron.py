@@ -137,6 +137,8 @@ def _write(plan: Plan) -> Export:
         "Types of weights: Galvatron keeps them in float32 and casts them for the passes, whatever else the plan's "
         "precision says.",
     ]
+    if readings.degrees(plan).context > 1 and Requirement.RING_ATTENTION not in plan.requires:
+        left_out.append("Keys and values gathered by context parallel ranks: Galvatron passes them around a ring.")
     if readings.recomputes(plan):
         left_out.append("Recomputation of the embedding and the logits: layers alone have a flag.")
     files = {"strategy.json": pretty(document) + "\n", "launch.sh": script}

@@ -17,7 +17,7 @@ from planner.costs.precision import precision as precision_of
 from planner.errors import UsageError
 from planner.export import Export, Exporter, FrameworkJob, Gap, readings, register
 from planner.export.layers import hybrid_symbols, mixtures
-from planner.plans import Plan
+from planner.plans import Plan, Requirement
 from planner.plans.items import block_items, item_starts, layer_name, layers, predictors
 from planner.space.named import Degrees
 from planner.systems.backends import BACKENDS
@@ -113,14 +113,16 @@ def _arguments(plan: Plan) -> Iterator[tuple[str, tuple[str, ...]]]:
     parallel = ["--sequence-parallel"] if degrees.tensor > 1 and wanted else []
     yield f"tensor parallel {degrees.tensor}", (f"--tensor-model-parallel-size {degrees.tensor}", *parallel)
     if degrees.context > 1:
-        yield f"context parallel {degrees.context}", (f"--context-parallel-size {degrees.context}",)
+        way = "p2p" if Requirement.RING_ATTENTION in plan.requires else "all_gather"
+        sizes = f"--context-parallel-size {degrees.context}", f"--cp-comm-type {way}"
+        yield f"context parallel {degrees.context}", sizes
     if degrees.expert > 1:
-        sizes = (
+        dealt = (
             f"--expert-model-parallel-size {degrees.expert}",
             f"--expert-tensor-parallel-size {degrees.expert_tensor}",
             "--moe-token-dispatcher-type alltoall",
         )
-        yield f"expert parallel {degrees.expert}", sizes
+        yield f"expert parallel {degrees.expert}", dealt
     yield f"data parallel {degrees.data}", ()
     stages = f"{plural(len(plan.stages), 'stage')} on {plural(degrees.pipeline, 'worker')}"
     yield stages, tuple(_pipeline(plan, degrees))
@@ -253,8 +255,8 @@ def _frequency(mixed: Sequence[int]) -> str:
 
 def _left_out(plan: Plan) -> Iterator[str]:
     yield (
-        "Widths, heads and vocabulary of the model: `MODEL_ARGS`. Weights are those of Megatron's own module; names in "
-        "the plan are those of the model file."
+        "Widths, heads and vocabulary of the model, its positions, norms, activations and routers: `MODEL_ARGS`. "
+        "Weights are those of Megatron's own module; names in the plan are those of the model file."
     )
     yield "Fused kernels, CUDA graphs and the way of attention: Megatron's defaults."
     if readings.degrees(plan).expert > 1 and readings.degrees(plan).tensor > 1 and not readings.cuts_sequence(plan):
