@@ -39,9 +39,6 @@ BACKEND = BACKENDS.get("torchtitan")
 
 Table = dict[str, str | int | bool | list[list[str]]]
 
-AT_LEAST_STAGES = ("1F1B", "DualPipeV")
-"""Classes that want as many micro-batches as stages."""
-
 WIDE_BYTES = 4
 """Of a gradient in float32."""
 
@@ -81,9 +78,9 @@ def _missing_features(plan: Plan) -> Iterator[Gap]:
         yield Gap(
             "experts cut over some tensor parallel ranks (expert_tensor_parallel_degree)", "`shardplan plan --ep 1`"
         )
-    title, piped = _title_of(plan.schedule.name) or "", len(plan.stages) > 1
-    if piped and title in AT_LEAST_STAGES and degrees.accumulated < len(plan.stages):
-        few = f"{degrees.accumulated} micro-batches in the schedule {title} of {len(plan.stages)} stages"
+    title, piped = SCHEDULES.get(plan.schedule.name.partition(":")[0]), len(plan.stages) > 1
+    if title == "1F1B" and degrees.accumulated < len(plan.stages):
+        few = f"{degrees.accumulated} micro-batches in the schedule 1F1B of {len(plan.stages)} stages"
         yield Gap(few, "`shardplan plan --schedule gpipe`, smaller micro-batches or fewer stages")
     if title == "DualPipeV" and degrees.expert > 1 and readings.recomputes(plan):
         yield Gap("recomputation in DualPipeV with experts dealt to ranks", "`shardplan plan --recompute never`")

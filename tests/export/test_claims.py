@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -88,6 +90,25 @@ def test_pipelines_of_torchtitan_shard_the_optimizer_alone() -> None:
             {"model": "llama3-8b", "pipeline": 4, "zero": 1, "precision": "fp32", "global_batch": 4},
             "2 micro-batches in the schedule 1F1B of 4 stages",
         ),
+        ("torchtitan", {"model": "llama3-8b", "seq": 260, "tensor": 4, "zero": 2}, "260 steps for 4 tensor and 1"),
+        (
+            "torchtitan",
+            {
+                "model": "mixtral-8x7b",
+                "pipeline": 2,
+                "chunks": 2,
+                "schedule": "dualpipe-v",
+                "expert": 2,
+                "zero": 1,
+                "recompute": True,
+                "precision": "bf16-fp32grad",
+            },
+            "recomputation in DualPipeV with experts",
+        ),
+        ("torchtitan", {"model": "deepseek-v3-mtp", "expert": 8, "zero": 3}, "further tokens: mtp.layers.0"),
+        ("galvatron", {"model": "deepseek-v3-mtp", "zero": 3}, "further tokens: mtp.layers.0"),
+        ("torchtitan", {"model": "vit-s16", "zero": 3}, "it reads no tokens"),
+        ("megatron", {"model": "vit-s16", "zero": 1}, "it reads no tokens"),
         ("deepspeed", {"model": "gpt2", "zero": 1, "precision": "bf16-fp32grad"}, "ZeRO-1 in bf16-fp32grad"),
         ("deepspeed", {"model": "llama3.2-1b", "precision": "bf16", "context": 2, "zero": 1}, "context parallel"),
     ],
@@ -95,6 +116,69 @@ def test_pipelines_of_torchtitan_shard_the_optimizer_alone() -> None:
 def test_what_a_framework_refuses_at_its_start_is_refused(name: str, degrees: dict[str, Any], need: str) -> None:
     needs = [gap.need for gap in export.lacking(plan(**degrees), name)]
     assert any(need in each for each in needs), needs
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "degrees", "hint"),
+    [
+        ("torch", "resnet50", {"zero": 1}, "`shardplan plan --for fsdp` does without"),
+        ("torch", "llama3-8b", {"zero": 1}, "`shardplan plan --for torchtitan` does without"),
+        ("megatron", "resnet50", {"zero": 1}, "use `--to` deepspeed or jax or onnx or torch or transformers"),
+        ("galvatron", "resnet50", {"zero": 3}, "use `--to` deepspeed or jax or onnx or torch or transformers"),
+        ("transformers", "resnet50", {"zero": 1}, "`shardplan plan --for fsdp` does without"),
+    ],
+)
+def test_what_avoids_a_refusal_can_plan_the_model(name: str, model: str, degrees: dict[str, Any], hint: str) -> None:
+    gaps = export.lacking(plan(model, **degrees), name)
+    assert gaps
+    assert all(hint in gap.hint for gap in gaps), gaps
+
+
+def test_stages_of_a_model_that_torchtitan_cannot_split_are_refused(tmp_path: Path) -> None:
+    size = {"n_embd": 256, "n_head": 4, "n_layer": 4, "n_positions": 128, "vocab_size": 1024}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "tie_word_embeddings": False, **size}))
+    own, cluster = planner.load_graph(tmp_path / "config.json", dims={"seq": 128}), planner.load_cluster("dgx-h100")
+    job = planner.Job(64, precision="bf16-fp32grad")
+    cut, whole = (
+        planner.predict(own, cluster, job, planner.Degrees(pipeline=n, zero=1 if n > 1 else 2)) for n in (2, 1)
+    )
+    found = export.lacking(cut.plan, "torchtitan")
+    # its splitter removes what no list of modules names (pipeline_module_split): the table of positions
+    assert [gap.need for gap in found] == ["stages with modules beside tok_embeddings, norm, output (transformer.wpe)"]
+    assert export.lacking(whole.plan, "torchtitan") == ()
+
+
+def test_tied_weights_in_a_pipeline_are_refused_before_a_search() -> None:
+    job = planner.Job(64, backends=("torchtitan",), pipeline_stages=(2,))
+    with pytest.raises(
+        planner.JobError, match=r"keeps tied weights in one stage \(model.embed_tokens.weight\)"
+    ) as error:
+        planner.plan(graph("llama3.2-1b"), planner.load_cluster("dgx-h100"), job)
+    assert error.value.problem.hint.startswith("use --pp 1")
+
+
+def test_what_torchtitan_does_otherwise_than_the_plan_is_on_its_page() -> None:
+    def page(**degrees: Any) -> str:
+        return str(export.export(plan("llama3-8b", **degrees), "torchtitan").files["EXPORT.md"])
+
+    wide = "Gradients of 2 bytes: `mixed_precision_reduce` is float32 alone"
+    assert wide in page(zero=3, precision="bf16")
+    assert wide not in page(zero=3, precision="bf16-fp32grad")
+    # 64 samples for 8 ranks, one at a time: 8 micro-batches a step
+    again = "in each of the 8 micro-batches of a step, where the plan does so once"
+    assert f"FSDP gathers them again {again}" in page(zero=2, precision="bf16-fp32grad")
+    assert f"(DDP): torchtitan reduces them {again}" in page(zero=0, precision="bf16-fp32grad")
+    assert again not in page(zero=2, precision="bf16-fp32grad", micro_batch=8) + page(zero=3, precision="bf16-fp32grad")
+
+
+def test_experts_of_one_stage_are_dealt_by_the_configuration_of_deepspeed() -> None:
+    for zero in (0, 1, 2, 3):
+        found = export.export(plan("mixtral-8x7b", expert=4, zero=zero), "deepspeed")
+        document = json.loads(found.files["ds_config.json"])
+        assert document["expert_parallel"] == {"enabled": True, "autoep_size": 4}
+    beside = export.export(plan("mixtral-8x7b", expert=2, pipeline=2, zero=1), "deepspeed")
+    assert "expert_parallel" not in json.loads(beside.files["ds_config.json"])
+    assert "MoE(ep_size=2)" in str(beside.files["EXPORT.md"])
 
 
 def test_arguments_that_change_memory_or_time_are_written_for_megatron() -> None:
@@ -108,6 +192,7 @@ def test_arguments_that_change_memory_or_time_are_written_for_megatron() -> None
     assert {"--optimizer sgd", "--sgd-momentum 0.9"} <= lines(model="gpt2", optimizer="momentum")
     assert "--sgd-momentum 0" in lines(model="gpt2", optimizer="sgd")
     assert {"--use-distributed-optimizer", "--overlap-grad-reduce"} <= lines(model="llama3-8b", context=8, zero=1)
+    assert "--cp-comm-type all_gather" in lines(model="llama3-8b", context=8, zero=1)  # p2p without it
 
 
 @pytest.mark.parametrize(

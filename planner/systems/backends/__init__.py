@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from planner.errors import JobError, Problem
-from planner.graph import Graph
+from planner.graph import Chain, Graph
 from planner.graph.blocks import build_chain, layer_of
 from planner.plans.items import is_decoder, kinds_of_layers
 from planner.plans.types import Requirement
@@ -315,7 +315,8 @@ def _contradiction(job: Job, backend: Backend, graph: Graph) -> Problem | None:
     if given(job, ("schedules",)) and not set(asked) & set(backend.schedules):
         has = f"use {' or '.join(backend.schedules)}" if backend.schedules else "leave it out"
         return Problem(f"{backend.title} has no schedule {' or '.join(asked)}", hint=f"{has}, or plan {other}")
-    names = tuple(block.name for block in build_chain(graph).blocks)
+    chain = build_chain(graph)
+    names = tuple(block.name for block in chain.blocks)
     if why := backend.unlike_decoders(
         names, [(t.shape, str(t.dtype)) for t in map(graph.tensors.get, graph.inputs) if t]
     ):
@@ -327,13 +328,8 @@ def _contradiction(job: Job, backend: Backend, graph: Graph) -> Problem | None:
     if given(job, ("zero",)) and not set(job.zero) & zero:
         own, wanted = (" or ".join(map(str, sorted(stages))) for stages in (zero, set(job.zero)))
         return Problem(f"{backend.title} has no ZeRO stage {wanted}", hint=f"use {own}, or plan {other}")
-    deep = min(job.pipeline_stages, default=1)
-    if deep > 1 and not backend.pipelines:
-        return Problem(f"{backend.title} has no pipelines of {deep} stages", hint=f"use --pp 1, or plan {other}")
-    piped = backend.structure.zero_in_pipelines
-    if deep > 1 and piped and given(job, ("zero",)) and not set(job.zero) & set(piped):
-        own = " or ".join(map(str, piped))
-        return Problem(f"{backend.title} has ZeRO {own} in a pipeline", hint=f"use that, --pp 1, or plan {other}")
+    if problem := _too_deep(job, backend, chain, other):
+        return problem
     alone = max(job.pipeline_stages, default=2) == 1
     if alone and given(job, ("zero",)) and not set(job.zero) & set(backend.zero):
         own = " or ".join(map(str, backend.zero))
@@ -348,6 +344,25 @@ def _contradiction(job: Job, backend: Backend, graph: Graph) -> Problem | None:
         message = f"{backend.title} recomputes all layers of a stage or none"
         return Problem(message, hint=f"use --recompute always, or plan {other}")
     return _too_wide(job, backend, graph, other)
+
+
+def _too_deep(job: Job, backend: Backend, chain: Chain, other: str) -> Problem | None:
+    """Pipelines that a framework lacks, for what is asked of them or for the model's tied weights."""
+    deep = min(job.pipeline_stages, default=1)
+    if deep > 1 and not backend.pipelines:
+        return Problem(f"{backend.title} has no pipelines of {deep} stages", hint=f"use --pp 1, or plan {other}")
+    piped = backend.structure.zero_in_pipelines
+    if deep > 1 and piped and given(job, ("zero",)) and not set(job.zero) & set(piped):
+        own = " or ".join(map(str, piped))
+        return Problem(f"{backend.title} has ZeRO {own} in a pipeline", hint=f"use that, --pp 1, or plan {other}")
+    first, last = (
+        {name for node in block.nodes for name in chain.graph.node_parameters[node]}
+        for block in (chain.blocks[0], chain.blocks[-1])
+    )
+    if deep > 1 and len(chain.blocks) > 1 and first & last and Requirement.TIED_PARAMETERS not in backend.can:
+        tied = chain.graph.parameters[min(first & last)].label
+        return Problem(f"{backend.title} keeps tied weights in one stage ({tied})", hint=f"use --pp 1, or plan {other}")
+    return None
 
 
 def _unlike_formats(job: Job, backend: Backend, other: str) -> Problem | None:
