@@ -115,6 +115,12 @@ def _write(plan: Plan) -> Export:
             f"Tensor parallel {degrees.tensor}: AutoTP does not reach into a PipelineModule; give `PlannedPipeline` "
             "layers that are cut over the model axis of its topology, as those of Megatron-DeepSpeed are."
         )
+    tables = [module for module, style in readings.module_styles(plan) if style.startswith(("embedding", "logits"))]
+    if tables and "tensor_parallel" in document:
+        left_out.append(
+            f"Words of {readings.some_of(tables)} cut over a group: AutoTP keeps the embedding whole, and cuts the "
+            "logits by rows, with a sum of all of them behind."
+        )
     if degrees.expert > 1 and not _auto_experts(plan):
         left_out.append(
             f"Expert parallel {degrees.expert}: build the mixtures with "

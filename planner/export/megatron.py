@@ -261,6 +261,13 @@ def _left_out(plan: Plan) -> Iterator[str]:
     yield "Fused kernels, CUDA graphs and the way of attention: Megatron's defaults."
     if readings.degrees(plan).expert > 1 and readings.degrees(plan).tensor > 1 and not readings.cuts_sequence(plan):
         yield "Tensors between layers whole on all ranks of a group: Megatron cuts them by the sequence beside experts."
+    if tables := [
+        module for module in dict(readings.module_styles(plan)) if module in readings.matrices(plan, "E")[1:]
+    ]:
+        yield (
+            f"Tables of positions or kinds of tokens cut over a group ({readings.some_of(tables)}): Megatron keeps "
+            "them whole, and has no exchange behind them."
+        )
     yield from readings.other_times(plan, "Megatron")
 
 

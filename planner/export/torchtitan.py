@@ -88,21 +88,9 @@ def _missing_features(plan: Plan) -> Iterator[Gap]:
     if length % pieces:
         steps = f"{length} steps for {degrees.tensor} tensor and {degrees.context} context parallel ranks"
         yield Gap(f"{steps}, which take {pieces} pieces", f"`--dim seq=` with a multiple of {pieces}")
-    if piped and (others := _beside(plan)):
+    if piped and (others := [*readings.matrices(plan, "E")[1:], *readings.matrices(plan, "L")[:-1]]):
         known = ", ".join(itertools.chain.from_iterable(ENDS.values()))
         yield Gap(f"stages with modules beside {known} ({readings.some_of(others)})", "`shardplan plan --pp 1`")
-
-
-def _beside(plan: Plan) -> list[str]:
-    """Modules with matrices before and behind the layers other than the embedding and the output."""
-    items, table = block_items(plan), plan.block_table
-    own = {
-        item: dict.fromkeys(
-            p.module for at, b in enumerate(table) if items[at] == item for p in b.parameters if len(p.shape) > 1
-        )
-        for item in ENDS
-    }
-    return [*list(own["E"])[1:], *list(own["L"])[:-1]]
 
 
 def _tables(plan: Plan) -> Mapping[str, Table]:

@@ -107,6 +107,8 @@ def test_pipelines_of_torchtitan_shard_the_optimizer_alone() -> None:
         ),
         ("torchtitan", {"model": "deepseek-v3-mtp", "expert": 8, "zero": 3}, "further tokens: mtp.layers.0"),
         ("galvatron", {"model": "deepseek-v3-mtp", "zero": 3}, "further tokens: mtp.layers.0"),
+        ("galvatron", {"model": "deepseek-v2-lite", "zero": 3}, "layers of several kinds"),
+        ("galvatron", {"model": "nemotron-3-nano", "zero": 3}, "layers of several kinds"),
         ("torchtitan", {"model": "vit-s16", "zero": 3}, "it reads no tokens"),
         ("megatron", {"model": "vit-s16", "zero": 1}, "it reads no tokens"),
         ("deepspeed", {"model": "gpt2", "zero": 1, "precision": "bf16-fp32grad"}, "ZeRO-1 in bf16-fp32grad"),
@@ -169,6 +171,31 @@ def test_what_torchtitan_does_otherwise_than_the_plan_is_on_its_page() -> None:
     assert f"FSDP gathers them again {again}" in page(zero=2, precision="bf16-fp32grad")
     assert f"(DDP): torchtitan reduces them {again}" in page(zero=0, precision="bf16-fp32grad")
     assert again not in page(zero=2, precision="bf16-fp32grad", micro_batch=8) + page(zero=3, precision="bf16-fp32grad")
+
+
+def test_tables_that_a_framework_keeps_whole_are_said() -> None:
+    def page(name: str, model: str) -> str:
+        job = planner.Job(64, precision="bf16", backends=(name,), pipeline_stages=(1,), tensor_parallel=(2,))
+        found = planner.plan(graph(model), planner.load_cluster("dgx-h100"), job)
+        return str(export.export(found, name).files["EXPORT.md"])
+
+    # VocabParallelEmbedding holds words alone; positions are an nn.Embedding (language_model_embedding.py)
+    assert "cut over a group (transformer.wpe): Megatron keeps them whole" in page("megatron", "gpt2")
+    assert "Megatron keeps them whole" not in page("megatron", "llama3.2-1b")
+    assert "Words of model.embed_tokens, lm_head cut over a group: AutoTP keeps" in page("deepspeed", "llama3-8b")
+
+
+def test_mixtures_are_said_to_galvatron() -> None:
+    found = export.export(plan("mixtral-8x7b", zero=3), "galvatron")
+    strategy = json.loads(found.files["strategy.json"])
+    assert strategy["ep_sizes_enc"] == strategy["tp_of_ep_sizes_enc"] == ",".join(["1"] * 32)
+    script = str(found.files["launch.sh"])
+    assert "++runtime.model.is_moe_model=true" in script
+    assert "++runtime.model.num_moe_experts=8" in script
+    assert "++runtime.model.num_layers=32" in script
+    dense = export.export(plan("llama3.2-1b", zero=3), "galvatron")
+    assert "moe" not in str(dense.files["launch.sh"])
+    assert "ep_sizes_enc" not in json.loads(dense.files["strategy.json"])
 
 
 def test_experts_of_one_stage_are_dealt_by_the_configuration_of_deepspeed() -> None:
