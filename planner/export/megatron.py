@@ -258,6 +258,11 @@ def _left_out(plan: Plan) -> Iterator[str]:
         "Widths, heads and vocabulary of the model, its positions, norms, activations and routers: `MODEL_ARGS`. "
         "Weights are those of Megatron's own module; names in the plan are those of the model file."
     )
+    if head := readings.matrices(plan, "L")[:-1]:
+        yield (
+            f"Products behind the layers beside the logits ({readings.some_of(head)}), unlike in `pretrain_gpt.py`: "
+            "set `PROGRAM` to a program whose model has them, as `pretrain_bert.py` of Megatron Core up to 0.17."
+        )
     yield "Fused kernels, CUDA graphs and the way of attention: Megatron's defaults."
     if readings.degrees(plan).expert > 1 and readings.degrees(plan).tensor > 1 and not readings.cuts_sequence(plan):
         yield "Tensors between layers whole on all ranks of a group: Megatron cuts them by the sequence beside experts."
@@ -278,15 +283,16 @@ def _write(plan: Plan) -> Export:
     order = readings.rank_order(plan, readings.PIPELINE_INSIDE if inside else readings.GRID)
     before = (
         "# MODEL_ARGS: arguments of the model itself, as --hidden-size, --num-attention-heads and --vocab-size;",
-        "# DATA_ARGS: data, tokenizer, learning rate, --train-iters; PROGRAM: another than that below.",
+        "# DATA_ARGS: data, tokenizer, learning rate, --train-iters; PROGRAM: the program, where not the usual one.",
         "export CUDA_DEVICE_MAX_CONNECTIONS=1",
         *(["export NVTE_CPU_OFFLOAD_V1=1"] if plan.stages[0].offload else []),
         'read -r -a model_arguments <<< "${MODEL_ARGS:?}"',
         'read -r -a data_arguments <<< "${DATA_ARGS:?}"',
     )
     own = ('"${model_arguments[@]}"', '"${data_arguments[@]}"')
-    program = "pretrain_hybrid.py" if hybrid_symbols(plan) else "pretrain_gpt.py"
-    script = readings.launch(plan, f'"${{PROGRAM:-{program}}}"', (*arguments, *own), before)
+    usual = "pretrain_hybrid.py" if hybrid_symbols(plan) else "pretrain_gpt.py"
+    program = "?" if readings.matrices(plan, "L")[:-1] else f"-{usual}"
+    script = readings.launch(plan, f'"${{PROGRAM:{program}}}"', (*arguments, *own), before)
     mapped = {
         part: f"`{' '.join(written)}`" if written else "follows from the number of ranks" for part, written in parts
     }
@@ -409,6 +415,9 @@ def read_arguments(text: str) -> FrameworkJob:
         adjacent="--use-tp-pp-dp-mapping" not in words,
     )
     said = {f"{name} {value}".strip() for name, value in words.items()} | set(words)
+    several = _number(words, "--recompute-num-layers", 1)
+    if words.get("--recompute-method") == "uniform" and several > 1:
+        left = (*left, f"--recompute-num-layers {several} of uniform: the first input of each layer is kept")
     return FrameworkJob(
         degrees,
         _number(words, "--global-batch-size", 0) or None,

@@ -185,6 +185,13 @@ def test_tables_that_a_framework_keeps_whole_are_said() -> None:
     assert "Words of model.embed_tokens, lm_head cut over a group: AutoTP keeps" in page("deepspeed", "llama3-8b")
 
 
+def test_a_head_that_megatrons_decoders_lack_needs_a_program_of_its_own() -> None:
+    found = export.export(plan("bert-base", zero=1), "megatron")
+    assert '"${PROGRAM:?}"' in str(found.files["launch.sh"])
+    assert any("cls.predictions.transform.dense" in line for line in found.left_out)
+    assert '"${PROGRAM:-pretrain_gpt.py}"' in str(export.export(plan("gpt2", zero=1), "megatron").files["launch.sh"])
+
+
 def test_mixtures_are_said_to_galvatron() -> None:
     found = export.export(plan("mixtral-8x7b", zero=3), "galvatron")
     strategy = json.loads(found.files["strategy.json"])

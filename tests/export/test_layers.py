@@ -70,6 +70,12 @@ def test_layers_with_experts_are_written(model: str, frequency: str | None, expe
     assert said(found, "--num-experts") == ([experts] if experts else [])
 
 
+def test_layers_recomputed_by_several_are_read_with_a_note() -> None:
+    text = "--recompute-granularity full --recompute-method uniform --recompute-num-layers"
+    assert export.read_job(f"{text} 1", "megatron").ignored == ()
+    assert export.read_job(f"{text} 4", "megatron").ignored[0].startswith("--recompute-num-layers 4 of uniform")
+
+
 @pytest.mark.parametrize(
     ("degrees", "need"),
     [
