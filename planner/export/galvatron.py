@@ -13,7 +13,7 @@ from typing import Any
 
 from planner.documents import pretty
 from planner.export import Export, Exporter, Gap, readings, register
-from planner.export.layers import hybrid_symbols, mixtures
+from planner.export.layers import mixtures, unlike_layers
 from planner.plans import Plan, Requirement
 from planner.plans.items import block_items, layer_name, layers
 from planner.systems.backends import BACKENDS
@@ -61,8 +61,8 @@ def _stage_layers(plan: Plan) -> tuple[int, ...]:
 
 
 def _missing_features(plan: Plan) -> Iterator[Gap]:
-    choices, experts = plan.configuration.stages, mixtures(plan)
-    if hybrid_symbols(plan) or (experts and len(experts) < len(layers(plan))):
+    choices = plan.configuration.stages
+    if unlike_layers(plan):
         yield Gap("layers of several kinds in a model", "`shardplan plan --for megatron`, which has them")
     empty = [index for index, count in enumerate(_stage_layers(plan)) if not count]
     if empty:

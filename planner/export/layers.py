@@ -61,6 +61,11 @@ def mixtures(plan: Plan) -> Mapping[str, int]:
     return {layer: counts[layer] for layer in own if layer in counts}
 
 
+def unlike_layers(plan: Plan) -> bool:
+    """Whether layers have unlike parameters: mixtures among dense layers, mixers of several kinds."""
+    return len({frozenset(own) for own in _names(plan).values()}) > 1
+
+
 def hybrid_symbols(plan: Plan) -> Mapping[str, str]:
     """Symbols of the layers of a hybrid, where each is one mixer alone; none for a model of layers of one kind.
 

@@ -109,6 +109,7 @@ def test_pipelines_of_torchtitan_shard_the_optimizer_alone() -> None:
         ("galvatron", {"model": "deepseek-v3-mtp", "zero": 3}, "further tokens: mtp.layers.0"),
         ("galvatron", {"model": "deepseek-v2-lite", "zero": 3}, "layers of several kinds"),
         ("galvatron", {"model": "nemotron-3-nano", "zero": 3}, "layers of several kinds"),
+        ("galvatron", {"model": "qwen3-next-80b-a3b", "zero": 3}, "layers of several kinds"),
         ("torchtitan", {"model": "vit-s16", "zero": 3}, "it reads no tokens"),
         ("megatron", {"model": "vit-s16", "zero": 1}, "it reads no tokens"),
         ("deepspeed", {"model": "gpt2", "zero": 1, "precision": "bf16-fp32grad"}, "ZeRO-1 in bf16-fp32grad"),
