@@ -30,7 +30,8 @@ KINDS = {
     "optimizers": "optimizers",
     "optimizers with ZeRO": "sharded_optimizers",
     "what goes not with a precision": "unable",
-    "models of an embedding, equal layers and a loss alone": "decoders",
+    "models of an embedding of tokens, equal layers and a loss alone": "decoders",
+    "no predictors of further tokens": "next_token_alone",
 }
 """What a framework takes beside, in words, and its field."""
 

@@ -99,9 +99,9 @@ def shape(plan: Plan) -> str:
 
 def cell(job: KnownJob, name: str, free_s: float, reasons: Reasons) -> str:
     """Iteration of the plan for a framework over that of the free choice; numbers of reasons where it is refused."""
-    backend = export.EXPORTERS.get(name).plan_for.split()[:1] or [name]
+    words = export.planned_for(planned(job), name) or export.EXPORTERS.get(name).plan_for or name
     try:
-        plan = planned(job, *backend)
+        plan = planned(job, words.partition(" ")[0])
     except ShardplanError as error:
         return f"({reasons.number(error.problem.message)})"
     ratio = f"{plan.predictions.iteration_s / free_s:.3f}"

@@ -19,7 +19,7 @@ from planner.importers.onnx_graph.read import read_model
 from planner.plans import Plan
 from planner.registry import Registry
 from planner.space.named import Degrees
-from planner.systems.backends import Backend
+from planner.systems.backends import BACKENDS, Backend
 from planner.systems.backends.needs import lacks
 from planner.units import plural
 
@@ -147,6 +147,25 @@ def read_job(text: str, name: str, where: str = "") -> FrameworkJob:
         raise UsageError(error.problem.message, where=where, hint=error.problem.hint) from error
 
 
+def planned_for(plan: Plan, name: str) -> str:
+    """Value of `shardplan plan --for`, with further options, that makes plans of a model for an exporter.
+
+    That is the exporter's own (`Exporter.plan_for`), or where this takes decoders alone and the model is none, that of
+    a framework all of whose plans the exporter takes; "" where the exporter takes no such model.
+
+    Raises:
+        UsageError: no exporter has that name.
+    """
+    exporter, inputs = EXPORTERS.get(name), [(spec.shape, spec.dtype) for spec in plan.model.inputs]
+    words = exporter.plan_for or name
+    if not BACKENDS.get(words.partition(" ")[0]).unlike_decoders(plan.block_names, inputs):
+        return words
+    if exporter.backend.decoders:
+        return ""
+    limits = [own for _, own in BACKENDS.items() if own.can <= exporter.backend.can and not own.decoders]
+    return max(limits, key=lambda own: len(own.zero)).key
+
+
 def lacking(plan: Plan, name: str, graph: Graph | None = None) -> tuple[Gap, ...]:
     """Features that a plan needs and a framework cannot express; empty where the plan can be exported.
 
@@ -158,8 +177,9 @@ def lacking(plan: Plan, name: str, graph: Graph | None = None) -> tuple[Gap, ...
     Raises:
         UsageError: no exporter has that name.
     """
-    exporter = EXPORTERS.get(name)
-    hint = f"`shardplan plan --for {exporter.plan_for or name}` does without"
+    exporter, words = EXPORTERS.get(name), planned_for(plan, name)
+    others = [other for other, each in EXPORTERS.items() if not each.backend.decoders]
+    hint = f"`shardplan plan --for {words}` does without" if words else f"use `--to` {' or '.join(others)}"
     beyond_limits = [Gap(need, hint) for need in lacks(plan, exporter.backend, graph)]
     return tuple(beyond_limits or exporter.missing(plan))
 

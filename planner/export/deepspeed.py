@@ -29,7 +29,7 @@ PIPELINE = (pkgutil.get_data(__name__, "pipeline.py.txt") or b"").decode()
 """Text of the file with the stages; DeepSpeed itself only cuts evenly, by parameters or by types of layers."""
 
 SHARDED_WEIGHTS = 3
-"""ZeRO stage in which `deepspeed.moe` is refused, and AutoEP (`expert_parallel`) deals the experts."""
+"""ZeRO stage in which `deepspeed.moe` is refused."""
 
 KEPT = {"imports": "", "recompute": "activation_checkpoint_interval=0"}
 RECOMPUTED = {
@@ -47,6 +47,12 @@ def _missing_features(plan: Plan) -> Iterator[Gap]:
         yield Gap("experts dealt to ranks beside AutoTP in ZeRO-3", "`shardplan plan --tp 1` or `--zero 2`")
 
 
+def _auto_experts(plan: Plan) -> bool:
+    """Whether AutoEP deals the experts (`expert_parallel`): in one stage, without AutoTP, each on one rank."""
+    degrees = readings.degrees(plan)
+    return degrees.expert > 1 and degrees.tensor == 1 and len(plan.stages) == 1
+
+
 def configuration(plan: Plan) -> dict[str, Any]:
     """The JSON configuration."""
     degrees, zero = readings.degrees(plan), plan.configuration.zero
@@ -62,7 +68,7 @@ def configuration(plan: Plan) -> dict[str, Any]:
         document["zero_allow_untested_optimizer"] = True
     if degrees.tensor > 1 and len(plan.stages) == 1:
         document["tensor_parallel"] = {"autotp_size": degrees.tensor}
-    if degrees.expert > 1 and zero == SHARDED_WEIGHTS:
+    if _auto_experts(plan):
         document["expert_parallel"] = {"enabled": True, "autoep_size": degrees.expert}
     return document
 
@@ -109,7 +115,13 @@ def _write(plan: Plan) -> Export:
             f"Tensor parallel {degrees.tensor}: AutoTP does not reach into a PipelineModule; give `PlannedPipeline` "
             "layers that are cut over the model axis of its topology, as those of Megatron-DeepSpeed are."
         )
-    if degrees.expert > 1 and plan.configuration.zero < SHARDED_WEIGHTS:
+    tables = [module for module, style in readings.module_styles(plan) if style.startswith(("embedding", "logits"))]
+    if tables and "tensor_parallel" in document:
+        left_out.append(
+            f"Words of {readings.some_of(tables)} cut over a group: AutoTP keeps the embedding whole, and cuts the "
+            "logits by rows, with a sum of all of them behind."
+        )
+    if degrees.expert > 1 and not _auto_experts(plan):
         left_out.append(
             f"Expert parallel {degrees.expert}: build the mixtures with "
             f"`deepspeed.moe.layer.MoE(ep_size={degrees.expert})`; no setting of the configuration does it."

@@ -13,6 +13,7 @@ from typing import Any
 
 from planner.documents import pretty
 from planner.export import Export, Exporter, Gap, readings, register
+from planner.export.layers import mixtures, unlike_layers
 from planner.plans import Plan, Requirement
 from planner.plans.items import block_items, layer_name, layers
 from planner.systems.backends import BACKENDS
@@ -61,6 +62,8 @@ def _stage_layers(plan: Plan) -> tuple[int, ...]:
 
 def _missing_features(plan: Plan) -> Iterator[Gap]:
     choices = plan.configuration.stages
+    if unlike_layers(plan):
+        yield Gap("layers of several kinds in a model", "`shardplan plan --for megatron`, which has them")
     empty = [index for index, count in enumerate(_stage_layers(plan)) if not count]
     if empty:
         yield Gap(f"stages without a layer ({', '.join(map(str, empty))})", "`shardplan plan --pp` with fewer stages")
@@ -79,9 +82,10 @@ def strategy(plan: Plan) -> dict[str, Any]:
     def by_layer(of_stages: Sequence[int]) -> str:
         return _listed(value for value, count in zip(of_stages, layer_counts, strict=True) for _ in range(count))
 
+    widths = by_layer([choice.ranks // choice.context for choice in plan.configuration.stages])
     return {
         "pp_deg": len(plan.stages),
-        "tp_sizes_enc": by_layer([choice.ranks // choice.context for choice in plan.configuration.stages]),
+        "tp_sizes_enc": widths,
         "tp_consecutive_flags": by_layer([1] * len(layer_counts)),
         "cp_sizes_enc": by_layer([choice.context for choice in plan.configuration.stages]),
         "dp_types_enc": by_layer([sharded] * len(layer_counts)),
@@ -95,6 +99,7 @@ def strategy(plan: Plan) -> dict[str, Any]:
         "vtp": degrees.tensor,
         "vsp": 0,
         "vcp": degrees.context,
+        **({"ep_sizes_enc": by_layer([1] * len(layer_counts)), "tp_of_ep_sizes_enc": widths} if mixtures(plan) else {}),
         **dict.fromkeys(("vocab_sdp", "embed_sdp"), sharded),  # the name in the source, and that in release 2.4
     }
 
@@ -106,6 +111,7 @@ def _listed(values: Iterator[int] | Sequence[int]) -> str:
 def _settings(plan: Plan) -> Mapping[str, str]:
     """Settings of the runtime that the file leaves open, by their names below `runtime`."""
     kind, whole = FORMATS[readings.precision_base(plan)]
+    experts = max(mixtures(plan).values(), default=0)
     flags = {
         "parallel.reduce_in_fp32": whole,
         "parallel.async_grad_reduce": plan.configuration.zero < 2,
@@ -116,6 +122,8 @@ def _settings(plan: Plan) -> Mapping[str, str]:
         "parallel.mixed_precision": kind,
         **{name: str(flag).lower() for name, flag in flags.items()},
         "train.seq_length": str(readings.sequence_length(plan)),
+        "model.num_layers": str(len(layers(plan))),
+        **({"model.is_moe_model": "true", "model.num_moe_experts": str(experts)} if experts else {}),
     }
 
 
@@ -137,6 +145,8 @@ def _write(plan: Plan) -> Export:
         "Types of weights: Galvatron keeps them in float32 and casts them for the passes, whatever else the plan's "
         "precision says.",
     ]
+    if readings.degrees(plan).context > 1 and Requirement.RING_ATTENTION not in plan.requires:
+        left_out.append("Keys and values gathered by context parallel ranks: Galvatron passes them around a ring.")
     if readings.recomputes(plan):
         left_out.append("Recomputation of the embedding and the logits: layers alone have a flag.")
     files = {"strategy.json": pretty(document) + "\n", "launch.sh": script}
@@ -149,7 +159,8 @@ register(
         plan_for="torchtitan --schedule 1f1b --ep 1 --zero 0 --zero 2 --zero 3",
         missing=_missing_features,
         write=_write,
-        start="Run `launch.sh` in Galvatron's folder of the model (`galvatron/models/gpt`) on every machine, with "
+        start="Run `launch.sh` in Galvatron's folder of the model (`galvatron/models/gpt`, for mixtures "
+        "`galvatron/models/moe`) on every machine, with "
         "`CONFIG` set; `strategy.json` is the strategy file.",
     )
 )

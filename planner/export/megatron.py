@@ -1,7 +1,9 @@
 """Megatron-LM: arguments of `pretrain_gpt.py`, the stages as a pipeline layout.
 
 The layout counts items (`E` the embedding, `t` a decoder layer, `L` logits and loss), stages divided by `|`; stage i is
-chunk i // p of pipeline rank i % p (`core/transformer/pipeline_parallel_layer_layout.py`).
+chunk i // p of pipeline rank i % p (`core/transformer/pipeline_parallel_layer_layout.py`). Hybrids, whose layers are
+one mixer each, are those of `pretrain_hybrid.py`: their stages stand in the pattern of their layers, without embedding
+and loss (`core/models/hybrid/hybrid_layer_allocation.py`).
 """
 
 from __future__ import annotations
@@ -9,12 +11,13 @@ from __future__ import annotations
 import itertools
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from planner.costs.precision import precision as precision_of
 from planner.errors import UsageError
 from planner.export import Export, Exporter, FrameworkJob, Gap, readings, register
-from planner.plans import Plan
+from planner.export.layers import hybrid_symbols, mixtures
+from planner.plans import Plan, Requirement
 from planner.plans.items import block_items, item_starts, layer_name, layers, predictors
 from planner.space.named import Degrees
 from planner.systems.backends import BACKENDS
@@ -46,6 +49,8 @@ MOMENTUM = {"sgd": 0, "momentum": 0.9}
 WIDE_BYTES = 4
 """Of a gradient in float32."""
 
+HYBRID_SPEC = "--spec megatron.core.models.hybrid.hybrid_layer_specs hybrid_stack_spec"
+
 BF16_GRADIENTS = "--grad-reduce-in-bf16"
 WIDE_SUMS = "--ddp-param-name-patterns-for-fp32-local-accumulation all"
 
@@ -60,14 +65,40 @@ def layout(plan: Plan) -> str:
     return "|".join(stages)
 
 
+def hybrid_pattern(plan: Plan) -> str:
+    """The layers of a hybrid by stage, `MEM*|EME/*E`: behind `/` a predictor of further tokens; "" for other models."""
+    if not (symbols := hybrid_symbols(plan)):
+        return ""
+    further = predictors(plan)
+    own = iter([symbol for layer, symbol in symbols.items() if layer not in further])
+    stages = layout(plan).replace("m", "").strip("EL").split("|")
+    main = "|".join("".join(next(own) for _ in stage) for stage in stages)
+    return "/".join([main, *(symbols[layer] for layer in further)])
+
+
 def _missing_features(plan: Plan) -> Iterator[Gap]:
+    degrees, length, further = readings.degrees(plan), readings.sequence_length(plan), predictors(plan)
+    stages = layout(plan).split("|")
+    with_further = [index for index, stage in enumerate(stages) if "m" in stage]
+    first = len(stages) - 1 if hybrid_pattern(plan) else (degrees.chunks - 1) * degrees.pipeline
+    if with_further and (len(with_further) > 1 or with_further[0] < first):
+        where = f"predictors of further tokens in {plural(len(with_further), 'stage')}, or before stage {first}"
+        yield Gap(where, "`shardplan plan --pp` with fewer stages")
+    if further and readings.recomputes(plan) and _recomputed_at_once(plan) > 1:
+        yield Gap("stages recomputed as a whole beside predictors of further tokens", "`shardplan plan --for megatron`")
+    if _group(plan) > degrees.accumulated:
+        larger = f"groups of {_group(plan)} micro-batches, more than the {degrees.accumulated} of a replica"
+        yield Gap(larger, "`shardplan plan --for megatron`")
+    chosen, each = precision_of(plan.options.precision), (len(layers(plan)) - len(further)) // degrees.pipeline
+    if max(chosen.first, chosen.last) > each:
+        wide = f"{max(chosen.first, chosen.last)} wider layers at an end, more than the {each} a worker has on average"
+        yield Gap(wide, "`shardplan plan --pp` with fewer stages, or `--precision` with fewer wider layers")
     if "attn_proj" in plan.stages[0].offload and "core_attn" not in plan.stages[0].offload:
         yield Gap(
             "attn_proj in the host's memory without core_attn", "`shardplan predict --offload core_attn,attn_proj`"
         )
     if not readings.is_loop(plan):
         yield Gap("stages that are not dealt to the workers in turn", "`shardplan plan --for megatron`")
-    degrees, length = readings.degrees(plan), readings.sequence_length(plan)
     if degrees.context > 1 and length % (2 * degrees.context):
         steps = f"{length} steps for {degrees.context} context parallel ranks, which take two pieces each"
         yield Gap(steps, f"`--dim seq=` with a multiple of {2 * degrees.context}")
@@ -78,18 +109,20 @@ def _missing_features(plan: Plan) -> Iterator[Gap]:
 def _arguments(plan: Plan) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Pairs of a part of the plan and its arguments."""
     degrees = readings.degrees(plan)
-    wanted = readings.cuts_sequence(plan) or _experts(plan) > 0  # Megatron refuses groups with experts without it
+    wanted = readings.cuts_sequence(plan) or bool(mixtures(plan))  # Megatron refuses groups with experts without it
     parallel = ["--sequence-parallel"] if degrees.tensor > 1 and wanted else []
     yield f"tensor parallel {degrees.tensor}", (f"--tensor-model-parallel-size {degrees.tensor}", *parallel)
     if degrees.context > 1:
-        yield f"context parallel {degrees.context}", (f"--context-parallel-size {degrees.context}",)
+        way = "p2p" if Requirement.RING_ATTENTION in plan.requires else "all_gather"
+        sizes = f"--context-parallel-size {degrees.context}", f"--cp-comm-type {way}"
+        yield f"context parallel {degrees.context}", sizes
     if degrees.expert > 1:
-        sizes = (
+        dealt = (
             f"--expert-model-parallel-size {degrees.expert}",
             f"--expert-tensor-parallel-size {degrees.expert_tensor}",
             "--moe-token-dispatcher-type alltoall",
         )
-        yield f"expert parallel {degrees.expert}", sizes
+        yield f"expert parallel {degrees.expert}", dealt
     yield f"data parallel {degrees.data}", ()
     stages = f"{plural(len(plan.stages), 'stage')} on {plural(degrees.pipeline, 'worker')}"
     yield stages, tuple(_pipeline(plan, degrees))
@@ -106,7 +139,7 @@ def _arguments(plan: Plan) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 def _pipeline(plan: Plan, degrees: readings.Degrees) -> Iterator[str]:
     yield f"--pipeline-model-parallel-size {degrees.pipeline}"
-    if len(plan.stages) > 1:
+    if len(plan.stages) > 1 and not hybrid_symbols(plan):
         yield f'--pipeline-model-parallel-layout "{layout(plan)}"'
     if degrees.chunks > 1 and _group(plan):
         yield f"--microbatch-group-size-per-virtual-pipeline-stage {_group(plan)}"
@@ -136,17 +169,19 @@ def _zero(plan: Plan, degrees: readings.Degrees) -> Iterator[str]:
 def _recompute(plan: Plan) -> Iterator[str]:
     modules = plan.stages[0].repeats
     if readings.recomputes(plan):
-        counts = [part.count("t") for part in layout(plan).split("|")]
-        whole = min(counts) if plan.configuration.whole_stages and len(set(counts)) == 1 else 1
         some = plan.configuration.stages[0].layers
         yield "--recompute-granularity full"
         yield f"--recompute-method {'block' if some else 'uniform'}"
-        yield f"--recompute-num-layers {some or whole}"
+        yield f"--recompute-num-layers {some or _recomputed_at_once(plan)}"
     elif modules:
         yield "--recompute-granularity selective"
         yield f"--recompute-modules {' '.join(modules)}"
-        if "moe_act" in modules:
-            yield "--moe-grouped-gemm"
+
+
+def _recomputed_at_once(plan: Plan) -> int:
+    """Layers of which the first input alone is kept; Megatron takes as many as a stage has, of those with fewer all."""
+    counts = [part.count("t") for part in layout(plan).split("|")]
+    return max(counts) if plan.configuration.whole_stages else 1
 
 
 def _precision(plan: Plan) -> Iterator[str]:
@@ -186,36 +221,58 @@ def _moments(plan: Plan) -> tuple[str, ...]:
     return "--use-precision-aware-optimizer", f"--exp-avg-dtype {moments}", f"--exp-avg-sq-dtype {moments}"
 
 
-def _experts(plan: Plan) -> int:
-    """Experts of a mixture; 0 without one, or where no group shares operators."""
-    return max(
-        (h.count for s in plan.shardings for e in s.blocks for h in e.holdings if h.what == "experts"), default=0
-    )
-
-
 def _model(plan: Plan) -> Iterator[str]:
-    further = len(predictors(plan))
-    yield f"--num-layers {len(layers(plan)) - further}"
-    if further:
-        yield f"--mtp-num-layers {further}"
+    further, experts = predictors(plan), mixtures(plan)
+    own = [layer for layer in layers(plan) if layer not in further]
+    if pattern := hybrid_pattern(plan):
+        yield f'--hybrid-layer-pattern "{pattern}"'
+        yield HYBRID_SPEC
+    else:
+        yield f"--num-layers {len(own)}"
+        if further:
+            yield f"--mtp-num-layers {len(further)}"
+        if experts and any(layer not in experts for layer in own):
+            yield f'--moe-layer-freq "{_frequency([int(layer in experts) for layer in own])}"'
     length = readings.sequence_length(plan)
     if length:
         yield f"--seq-length {length}"
         yield f"--max-position-embeddings {length}"
     if not readings.is_tied(plan):
         yield "--untie-embeddings-and-output-weights"
-    if experts := _experts(plan):
-        yield f"--num-experts {experts}"
+    if experts:
+        yield f"--num-experts {max(experts.values())}"
+    if {"moe_act", "expert_fc1"} & {*plan.stages[0].repeats, *plan.stages[0].offload}:
+        yield "--moe-grouped-gemm"
+
+
+def _frequency(mixed: Sequence[int]) -> str:
+    """Which layers are mixtures, as Megatron writes it: `([0]*1+[1]*26)*1`."""
+    count = len(mixed)
+    period = next(n for n in range(1, count + 1) if count % n == 0 and list(mixed) == list(mixed[:n]) * (count // n))
+    runs = "+".join(f"[{kind}]*{sum(1 for _ in run)}" for kind, run in itertools.groupby(mixed[:period]))
+    return f"({runs})*{count // period}"
 
 
 def _left_out(plan: Plan) -> Iterator[str]:
     yield (
-        "Widths, heads and vocabulary of the model: `MODEL_ARGS`. Weights are those of Megatron's own module; names in "
-        "the plan are those of the model file."
+        "Widths, heads and vocabulary of the model, its positions, norms, activations and routers: `MODEL_ARGS`. "
+        "Weights are those of Megatron's own module; names in the plan are those of the model file."
     )
+    if head := readings.matrices(plan, "L")[:-1]:
+        yield (
+            f"Products behind the layers beside the logits ({readings.some_of(head)}), unlike in `pretrain_gpt.py`: "
+            "set `PROGRAM` to a program whose model has them, as `pretrain_bert.py` of Megatron Core up to 0.17."
+        )
     yield "Fused kernels, CUDA graphs and the way of attention: Megatron's defaults."
     if readings.degrees(plan).expert > 1 and readings.degrees(plan).tensor > 1 and not readings.cuts_sequence(plan):
         yield "Tensors between layers whole on all ranks of a group: Megatron cuts them by the sequence beside experts."
+    if tables := [
+        module for module in dict(readings.module_styles(plan)) if module in readings.matrices(plan, "E")[1:]
+    ]:
+        yield (
+            f"Tables of positions or kinds of tokens cut over a group ({readings.some_of(tables)}): Megatron keeps "
+            "them whole, and has no exchange behind them."
+        )
     yield from readings.other_times(plan, "Megatron")
 
 
@@ -226,14 +283,16 @@ def _write(plan: Plan) -> Export:
     order = readings.rank_order(plan, readings.PIPELINE_INSIDE if inside else readings.GRID)
     before = (
         "# MODEL_ARGS: arguments of the model itself, as --hidden-size, --num-attention-heads and --vocab-size;",
-        "# DATA_ARGS: data, tokenizer, learning rate, --train-iters; PROGRAM: pretrain_bert.py and others.",
+        "# DATA_ARGS: data, tokenizer, learning rate, --train-iters; PROGRAM: the program, where not the usual one.",
         "export CUDA_DEVICE_MAX_CONNECTIONS=1",
         *(["export NVTE_CPU_OFFLOAD_V1=1"] if plan.stages[0].offload else []),
         'read -r -a model_arguments <<< "${MODEL_ARGS:?}"',
         'read -r -a data_arguments <<< "${DATA_ARGS:?}"',
     )
     own = ('"${model_arguments[@]}"', '"${data_arguments[@]}"')
-    script = readings.launch(plan, '"${PROGRAM:-pretrain_gpt.py}"', (*arguments, *own), before)
+    usual = "pretrain_hybrid.py" if hybrid_symbols(plan) else "pretrain_gpt.py"
+    program = "?" if readings.matrices(plan, "L")[:-1] else f"-{usual}"
+    script = readings.launch(plan, f'"${{PROGRAM:{program}}}"', (*arguments, *own), before)
     mapped = {
         part: f"`{' '.join(written)}`" if written else "follows from the number of ranks" for part, written in parts
     }
@@ -335,6 +394,8 @@ def read_arguments(text: str) -> FrameworkJob:
     selective = words.get("--recompute-granularity") == "selective" or "--recompute-activations" in words
     block = words.get("--recompute-granularity") == "full" and words.get("--recompute-method") == "block"
     precision, left = _format_of(words)
+    main, *further = words.get("--hybrid-layer-pattern", words.get("--hybrid-override-pattern", "")).split("/")
+    pattern = f"E{re.sub('[^|]', 't', main)}{'m' * len(further)}L" if "|" in main else ""
     degrees = Degrees(
         tensor=tensor,
         pipeline=pipeline,
@@ -348,12 +409,15 @@ def read_arguments(text: str) -> FrameworkJob:
         recompute_layers=_number(words, "--recompute-num-layers", 1) * block,
         repeats=tuple(modules) if selective else (),
         offload=tuple(words.get("--offload-modules", "").split()),
-        layout=words.get("--pipeline-model-parallel-layout", ""),
+        layout=words.get("--pipeline-model-parallel-layout", pattern),
         first_layers=_number(words, "--decoder-first-pipeline-num-layers", 0),
         last_layers=_number(words, "--decoder-last-pipeline-num-layers", 0),
         adjacent="--use-tp-pp-dp-mapping" not in words,
     )
     said = {f"{name} {value}".strip() for name, value in words.items()} | set(words)
+    several = _number(words, "--recompute-num-layers", 1)
+    if words.get("--recompute-method") == "uniform" and several > 1:
+        left = (*left, f"--recompute-num-layers {several} of uniform: the first input of each layer is kept")
     return FrameworkJob(
         degrees,
         _number(words, "--global-batch-size", 0) or None,

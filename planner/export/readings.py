@@ -128,6 +128,12 @@ def is_tied(plan: Plan) -> bool:
     return bool(weights["E"] & weights["L"])
 
 
+def matrices(plan: Plan, item: str) -> tuple[str, ...]:
+    """Modules with weights of several dimensions before (`E`) or behind (`L`) the layers, in order."""
+    blocks = (block for block, own in zip(plan.block_table, block_items(plan), strict=True) if own == item)
+    return tuple(dict.fromkeys(p.module for block in blocks for p in block.parameters if len(p.shape) > 1))
+
+
 def stage_modules(plan: Plan) -> tuple[tuple[str, ...], ...]:
     """For each stage the paths of its modules; a layer is one module, and stands at the first stage that has it."""
     owners = {p.module for block in plan.block_table for p in block.parameters if p.module}

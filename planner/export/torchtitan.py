@@ -6,11 +6,13 @@ Keys are those of `torchtitan/config/job_config.py`; releases whose configuratio
 
 from __future__ import annotations
 
+import itertools
 import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from planner.costs.precision import precision as precision_of
 from planner.errors import UsageError
 from planner.export import Export, Exporter, FrameworkJob, Gap, readings, register
 from planner.plans import Plan, Requirement
@@ -36,6 +38,11 @@ TYPES = {"bf16-fp32grad": ("bfloat16", "float32"), "bf16": ("bfloat16", "float32
 BACKEND = BACKENDS.get("torchtitan")
 
 Table = dict[str, str | int | bool | list[list[str]]]
+
+WIDE_BYTES = 4
+"""Of a gradient in float32."""
+
+ZERO_2 = 2
 
 ENDS = {"E": ("tok_embeddings",), "L": ("norm", "output")}
 """Modules of torchtitan's decoders beside `layers.0` and following, which its splitter knows by these names."""
@@ -71,9 +78,19 @@ def _missing_features(plan: Plan) -> Iterator[Gap]:
         yield Gap(
             "experts cut over some tensor parallel ranks (expert_tensor_parallel_degree)", "`shardplan plan --ep 1`"
         )
-    if SCHEDULES.get(plan.schedule.name) == "1F1B" and degrees.accumulated < len(plan.stages):
+    title, piped = SCHEDULES.get(plan.schedule.name.partition(":")[0]), len(plan.stages) > 1
+    if title == "1F1B" and degrees.accumulated < len(plan.stages):
         few = f"{degrees.accumulated} micro-batches in the schedule 1F1B of {len(plan.stages)} stages"
         yield Gap(few, "`shardplan plan --schedule gpipe`, smaller micro-batches or fewer stages")
+    if title == "DualPipeV" and degrees.expert > 1 and readings.recomputes(plan):
+        yield Gap("recomputation in DualPipeV with experts dealt to ranks", "`shardplan plan --recompute never`")
+    pieces, length = 2 * degrees.tensor * degrees.context, readings.sequence_length(plan)
+    if length % pieces:
+        steps = f"{length} steps for {degrees.tensor} tensor and {degrees.context} context parallel ranks"
+        yield Gap(f"{steps}, which take {pieces} pieces", f"`--dim seq=` with a multiple of {pieces}")
+    if piped and (others := [*readings.matrices(plan, "E")[1:], *readings.matrices(plan, "L")[:-1]]):
+        known = ", ".join(itertools.chain.from_iterable(ENDS.values()))
+        yield Gap(f"stages with modules beside {known} ({readings.some_of(others)})", "`shardplan plan --pp 1`")
 
 
 def _tables(plan: Plan) -> Mapping[str, Table]:
@@ -156,14 +173,33 @@ def _write(plan: Plan) -> Export:
     decoder = f"{', '.join(ends)}, {layer_names[0]} .. {layer_names[-1]}"
     mapped[decoder] = "`tok_embeddings`, `norm`, `output`, `layers.0` .."
     left_out = [
-        "Types of weights: torchtitan keeps them in float32 and casts them for the passes; gradients travel in "
-        "float32, as the precision bf16-fp32grad has them, whatever else the plan's says.",
+        *_unlike_times(plan),
         f"The optimizer {plan.options.optimizer} and its settings: `[optimizer]`.",
         *readings.other_times(plan, "torchtitan"),
     ]
     if readings.degrees(plan).tensor > 1 and not readings.cuts_sequence(plan):
         left_out.append("Tensors between layers whole on all ranks of a group: torchtitan cuts them by the sequence.")
     return Export(files, mapped, tuple(left_out), readings.rank_order(plan))
+
+
+def _unlike_times(plan: Plan) -> Iterator[str]:
+    """What torchtitan does at other times or in other types than the plan, without a setting."""
+    degrees, zero = readings.degrees(plan), plan.configuration.zero
+    yield "Types of weights: torchtitan keeps them in float32 and casts them for the passes."
+    narrow = precision_of(plan.options.precision).gradient_bytes
+    if narrow < WIDE_BYTES:
+        yield (
+            f"Gradients of {narrow} bytes: `mixed_precision_reduce` is float32 alone, so that they travel and lie in "
+            f"{WIDE_BYTES}. `shardplan predict --from torchtitan config.toml` says what that takes, and "
+            "`shardplan plan --precision bf16-fp32grad` plans with it."
+        )
+    if len(plan.stages) > 1 or degrees.accumulated == 1 or degrees.data * degrees.context == 1:
+        return
+    each = f"in each of the {degrees.accumulated} micro-batches of a step, where the plan does so once"
+    if zero == 0:
+        yield f"Gradients of replicas (DDP): torchtitan reduces them {each}."
+    elif zero == ZERO_2:
+        yield f"Weights: FSDP gathers them again {each}."
 
 
 def read_toml(text: str) -> FrameworkJob:

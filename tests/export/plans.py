@@ -9,7 +9,7 @@ import planner
 from planner.graph import Graph
 from planner.plans import Plan
 
-IMAGES = ("resnet50",)
+IMAGES = ("resnet50", "vit-s16")
 """Models that read no sequence."""
 
 

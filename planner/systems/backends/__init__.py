@@ -8,13 +8,13 @@ True
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from planner.errors import JobError, Problem
-from planner.graph import Graph
-from planner.graph.blocks import build_chain
+from planner.graph import Chain, Graph
+from planner.graph.blocks import build_chain, layer_of
 from planner.plans.items import is_decoder, kinds_of_layers
 from planner.plans.types import Requirement
 from planner.registry import Registry
@@ -38,6 +38,9 @@ GROUPS = frozenset({
     Requirement.VOCABULARY_PARALLEL, Requirement.INTERLEAVED_SPLIT, Requirement.SHARED_STATISTICS,
 })  # fmt: skip
 """What frameworks with tensor parallel layers do inside groups; statistics are those of a loss over the vocabulary."""
+
+TOKEN_DIMS = 2
+"""Dimensions of token ids: samples and steps."""
 
 _SHARED = {"tensor_parallel": "--tp", "context_parallel": "--cp", "expert_parallel": "--ep"}
 """Fields of a job that say how many ranks share operators, and their options."""
@@ -65,7 +68,8 @@ class Backend:
         sharded_optimizers: those whose state ZeRO can shard; empty for all.
         unable: by precision, what it cannot do beside: run some kinds of modules again alone, or leave the `first` or
             the `last` layers in wider formats.
-        decoders: it takes models of an embedding, equal layers and a loss only.
+        decoders: it takes models of an embedding of tokens, equal layers and a loss only.
+        next_token_alone: such a model may not predict further tokens behind its layers.
         structure: what its plans are like beside.
         modules: kinds of modules whose forward can be run again alone (`planner.operators.modules`), `*` for any.
         offloads: kinds of modules whose activations it can keep in the host's memory; `layer_input` for the inputs of
@@ -88,6 +92,7 @@ class Backend:
     sharded_optimizers: tuple[str, ...] = ()
     unable: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     decoders: bool = False
+    next_token_alone: bool = False
     modules: tuple[str, ...] = ()
     offloads: tuple[str, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -98,6 +103,24 @@ class Backend:
     def pipelines(self) -> bool:
         """Whether it has pipelines of stages."""
         return Requirement.PIPELINE in self.can
+
+    def unlike_decoders(self, blocks: Sequence[str], inputs: Iterable[tuple[Sequence[int], str]]) -> str:
+        """Why a model is none of the decoders that a framework trains; "" where it is one, or where any model will do.
+
+        Args:
+            blocks: names of its blocks.
+            inputs: shape and type of what it reads.
+        """
+        if not self.decoders:
+            return ""
+        if not is_decoder(blocks):
+            return f"kinds of layers: {', '.join(kinds_of_layers(blocks)) or 'none'}"
+        if not any(len(shape) == TOKEN_DIMS and "int" in dtype for shape, dtype in inputs):
+            return "it reads no tokens"
+        layers = dict.fromkeys(layer_of(name.partition("[")[0]) for name in blocks)
+        kinds = kinds_of_layers(blocks)
+        further = [name for name in layers if name[-1:].isdigit() and name.rstrip("0123456789") not in kinds]
+        return f"it predicts further tokens: {', '.join(further)}" if further and self.next_token_alone else ""
 
     def heads_dealt(self, graph: Graph) -> int:
         """Attention heads of a model that the ranks of a group must divide; 0 where any number of ranks will do."""
@@ -294,10 +317,12 @@ def _contradiction(job: Job, backend: Backend, graph: Graph) -> Problem | None:
     if given(job, ("schedules",)) and not set(asked) & set(backend.schedules):
         has = f"use {' or '.join(backend.schedules)}" if backend.schedules else "leave it out"
         return Problem(f"{backend.title} has no schedule {' or '.join(asked)}", hint=f"{has}, or plan {other}")
-    names = tuple(block.name for block in build_chain(graph).blocks)
-    if backend.decoders and not is_decoder(names):
-        kinds = ", ".join(kinds_of_layers(names)) or "none"
-        message = f"{backend.title} trains decoders: an embedding, equal layers and a loss (kinds of layers: {kinds})"
+    chain = build_chain(graph)
+    names = tuple(block.name for block in chain.blocks)
+    if why := backend.unlike_decoders(
+        names, [(t.shape, str(t.dtype)) for t in map(graph.tensors.get, graph.inputs) if t]
+    ):
+        message = f"{backend.title} trains decoders: an embedding, equal layers and a loss ({why})"
         return Problem(message, hint=f"plan {other}")
     if problem := _unlike_formats(job, backend, other):
         return problem
@@ -305,13 +330,8 @@ def _contradiction(job: Job, backend: Backend, graph: Graph) -> Problem | None:
     if given(job, ("zero",)) and not set(job.zero) & zero:
         own, wanted = (" or ".join(map(str, sorted(stages))) for stages in (zero, set(job.zero)))
         return Problem(f"{backend.title} has no ZeRO stage {wanted}", hint=f"use {own}, or plan {other}")
-    deep = min(job.pipeline_stages, default=1)
-    if deep > 1 and not backend.pipelines:
-        return Problem(f"{backend.title} has no pipelines of {deep} stages", hint=f"use --pp 1, or plan {other}")
-    piped = backend.structure.zero_in_pipelines
-    if deep > 1 and piped and given(job, ("zero",)) and not set(job.zero) & set(piped):
-        own = " or ".join(map(str, piped))
-        return Problem(f"{backend.title} has ZeRO {own} in a pipeline", hint=f"use that, --pp 1, or plan {other}")
+    if problem := _too_deep(job, backend, chain, other):
+        return problem
     alone = max(job.pipeline_stages, default=2) == 1
     if alone and given(job, ("zero",)) and not set(job.zero) & set(backend.zero):
         own = " or ".join(map(str, backend.zero))
@@ -326,6 +346,25 @@ def _contradiction(job: Job, backend: Backend, graph: Graph) -> Problem | None:
         message = f"{backend.title} recomputes all layers of a stage or none"
         return Problem(message, hint=f"use --recompute always, or plan {other}")
     return _too_wide(job, backend, graph, other)
+
+
+def _too_deep(job: Job, backend: Backend, chain: Chain, other: str) -> Problem | None:
+    """Pipelines that a framework lacks, for what is asked of them or for the model's tied weights."""
+    deep = min(job.pipeline_stages, default=1)
+    if deep > 1 and not backend.pipelines:
+        return Problem(f"{backend.title} has no pipelines of {deep} stages", hint=f"use --pp 1, or plan {other}")
+    piped = backend.structure.zero_in_pipelines
+    if deep > 1 and piped and given(job, ("zero",)) and not set(job.zero) & set(piped):
+        own = " or ".join(map(str, piped))
+        return Problem(f"{backend.title} has ZeRO {own} in a pipeline", hint=f"use that, --pp 1, or plan {other}")
+    first, last = (
+        {name for node in block.nodes for name in chain.graph.node_parameters[node]}
+        for block in (chain.blocks[0], chain.blocks[-1])
+    )
+    if deep > 1 and len(chain.blocks) > 1 and first & last and Requirement.TIED_PARAMETERS not in backend.can:
+        tied = chain.graph.parameters[min(first & last)].label
+        return Problem(f"{backend.title} keeps tied weights in one stage ({tied})", hint=f"use --pp 1, or plan {other}")
+    return None
 
 
 def _unlike_formats(job: Job, backend: Backend, other: str) -> Problem | None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from planner.graph import Graph
 from planner.operators import OpCall, graph_specs
 from planner.plans import Plan
-from planner.plans.items import block_items, is_decoder, item_starts, kinds_of_layers
+from planner.plans.items import block_items, item_starts
 from planner.plans.shardings import OperatorSplit, ShardedBlock, Sharding
 from planner.plans.types import OF_MINOR_1, Requirement
 from planner.sharding import AxisRole
@@ -100,9 +100,8 @@ def _of_model(plan: Plan, backend: Backend) -> Iterator[str]:
         yield f"the optimizer {options.optimizer}"
     if not backend.decoders:
         return
-    if not is_decoder(plan.block_names):
-        kinds = ", ".join(kinds_of_layers(plan.block_names)) or "none"
-        yield f"a model that is no decoder between an embedding and a loss (kinds of layers: {kinds})"
+    if why := backend.unlike_decoders(plan.block_names, [(spec.shape, spec.dtype) for spec in plan.model.inputs]):
+        yield f"a model that is no decoder between an embedding and a loss ({why})"
         return
     items, starts = block_items(plan), item_starts(plan)
     for stage in plan.stages:

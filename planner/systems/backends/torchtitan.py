@@ -15,6 +15,7 @@ register(
         formats=("bf16-fp32grad", "bf16", "fp32"),
         formats_in_pipelines=("bf16-fp32grad", "fp32"),
         decoders=True,
+        next_token_alone=True,
         structure=Structure(
             some_layers=False,
             equal_replicas=True,
@@ -37,6 +38,7 @@ register(
             "(_fsdp_param.py of torch, to_accumulated_grad_if_needed)",
             "decoders": "parallelize and pipeline functions of decoders (models/llama3, "
             "distributed/pipeline_parallel.py)",
+            "next_token_alone": "its DeepSeek-V3 leaves out the predictors (models/deepseek_v3)",
             "equal_replicas": "one mesh of pp, dp, cp and tp degrees for all ranks",
             "alike": "one parallelize function and one activation checkpoint mode for all parts "
             "(activation_checkpoint.py)",
