@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from planner.errors import ModelError
 from planner.plans import Plan
 from planner.plans.records import Boundary
 from planner.runtime.groups import Exchange
@@ -149,6 +150,11 @@ class Transfers:
         for peer, message in _messages(self._plan, self._rank, stage, unit, back=back):
             if message.boundary != number:
                 continue
+            if tuple(x.shape) != (shape := tuple(self._form(message)[0])):
+                raise ModelError(
+                    f"is {list(x.shape)} between two stages, in the plan {list(shape)}", where=boundary.tensor,
+                    hint="its size follows from data, or the file is not the plan's model",
+                )  # fmt: skip
             if peer == self._rank:
                 self._mail[message] = x.detach()
             elif not self._exchange.alone:

@@ -110,3 +110,31 @@ def test_each_module_has_a_weight_of_its_own_where_the_file_keeps_one(file: Path
     assert len(named) == sum(weight.dim() == 1 for weight in decoder.parameters())
     assert {read.weight for read in graph.separated} <= named
     assert len({(read.operator, read.operand) for read in graph.separated}) == len(graph.separated)
+
+
+def test_a_size_that_follows_from_data_is_told_by_name(tmp_path: Path) -> None:
+    import onnx
+    from onnx import TensorProto, helper
+
+    def weight(name: str) -> Any:
+        return helper.make_tensor(name, TensorProto.FLOAT, (8, 8), np.eye(8).ravel())
+
+    nodes = [
+        helper.make_node("MatMul", ["x", "first"], ["h"]),
+        helper.make_node("Greater", ["chosen", "zero"], ["positive"]),
+        helper.make_node("NonZero", ["positive"], ["places"]), helper.make_node("Transpose", ["places"], ["rows"]),
+        helper.make_node("GatherND", ["h", "rows"], ["taken"]), helper.make_node("MatMul", ["taken", "second"], ["y"]),
+    ]  # fmt: skip
+    graph = helper.make_graph(
+        nodes, "choice",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (4, 8)),
+         helper.make_tensor_value_info("chosen", TensorProto.FLOAT, (4,))],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [weight("first"), weight("second"), helper.make_tensor("zero", TensorProto.FLOAT, (), [0.0])],
+    )  # fmt: skip
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), tmp_path / "m.onnx")
+    job = planner.Job(8, precision="fp32", micro_batches=(4,), pipeline_stages=(2,), backends=("any",))
+    cluster = planner.load_cluster("dgx-h100", devices=2)
+    plan = planner.plan(planner.load_graph(tmp_path / "m.onnx"), cluster, job)
+    with pytest.raises(planner.ModelError, match=r"taken: is .* between two stages, .* follows from data"):
+        runtime.run(plan, tmp_path / "m.onnx")
