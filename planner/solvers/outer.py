@@ -150,11 +150,12 @@ class _Search:
         trivial = TrivialPlans(self._cluster, self._job, self._candidates.best_form_s if self._beside else math.inf)
         priced, slower_s = self.known.price(self._sizes, self._costs_for, self._cluster, trivial)
         self._account.lower(slower_s)
-        first = self._try_even_splits(priced, trivial)
+        held = not self._closed_form_job.schedules or state_fits(priced[0], self._cluster, self._job)
+        first = self._try_even_splits(priced, trivial) if held else []
         for candidate in trivial.candidates():
             if candidate.evaluation.feasible:
                 self._candidates.add(candidate.decision, candidate.evaluation, play=self._thorough)
-        if not self._closed_form_job.schedules or state_fits(priced[0], self._cluster, self._job):
+        if held:
             single_device, floors = priced if allows_single_devices(self._job) else [], self._floors()
             if not self._thorough:
                 self._search_shapes(single_device, floors, any_plan=any_plan)
@@ -182,8 +183,7 @@ class _Search:
         """Search the other schedules by shape, at most once.
 
         They are searched if the job allows no schedule with a closed form, if the best pipeline so far waits for much
-        of its time, or if by its estimate one of them is faster than the best plan so far. Where not all shardings may
-        be priced, the estimate is of the floors.
+        of its time, or if by its estimate, of floors that may not be priced too, one is faster than the best so far.
         """
         other_schedules, closed_form_schedules = self._shapes_job.schedules, self._closed_form_job.schedules
         if not other_schedules or self._searched_job is self._job or (any_plan and self._candidates):
