@@ -49,9 +49,6 @@ from planner.systems.backends.needs import lacks, running
 
 Progress = Callable[[int, int, float, float], None]
 
-MOST_FREE = 2000
-"""Devices times blocks of a model above which the free choice is not searched beside a plan for frameworks."""
-
 MOST_LACKING = 4
 """Plans that a search for frameworks may find and none of them takes, before there is none."""
 
@@ -186,6 +183,7 @@ class _Task:
     pricers: list[Pricer] = dataclasses.field(default_factory=list)
     last_progress: list[tuple[int, int, float, float]] = dataclasses.field(default_factory=list)
     known: list[KnownPlan] = dataclasses.field(default_factory=list)
+    beside: bool = False
 
     def reporter(self) -> Progress | None:
         """Reports the progress of a further search, counted on from that of those before, and remembers it."""
@@ -231,6 +229,7 @@ class _Task:
             diagnose=not limited(job),
             own=self.own,
             known=self.known,
+            beside=self.beside,
         )
         best, _, _ = decide(answer, simplest=bool(backends))
         self.known.extend((candidate, pricer.costs_of(candidate.decision)) for candidate in (answer.best, best))
@@ -325,18 +324,16 @@ def _running(task: _Task, answer: Answer, backends: Sequence[Backend]) -> Plan:
 
 
 def _free_choice(task: _Task, backends: Sequence[Backend]) -> FreeChoice:
-    """The fastest plan without regard to frameworks, where its search is quick."""
-    devices = task.job.devices_of(task.cluster)
-    if devices * len(task.pricers[0].chain.blocks) > MOST_FREE:
-        return FreeChoice(reason="not searched beside it, since that takes as long again")
+    """The fastest plan that is found without regard to frameworks, beginning with theirs."""
     last_progress, tell = tuple(task.last_progress), task.progress or (lambda *_: None)
 
     def repeat_progress(done: int, total: int, best_s: float, bound_s: float) -> None:
         for last in last_progress:
             tell(*last)
 
-    beside = dataclasses.replace(task, progress=repeat_progress if task.progress else None, last_progress=[])
-    free = beside.assemble(beside.explained(beside.search))
+    reported = repeat_progress if task.progress else None
+    beside = dataclasses.replace(task, progress=reported, last_progress=[], beside=True)
+    free = beside.assemble(beside.search())
     needs = min((lacks(free, backend, task.graph) for backend in backends), key=len)
     predictions = free.predictions
     return FreeChoice(summary(free.configuration), predictions.reached_s, predictions.bound_s, needs)

@@ -21,6 +21,9 @@ bounded more closely."""
 MAX_BOUNDED = 4
 """Problems that are bounded more closely on many devices."""
 
+MAX_PRICED_BESIDE = 32
+"""Families of shardings that a search beside known plans prices, lowest bound first."""
+
 MAX_RAISED = 6
 """Problems with unpriced shardings that are solved only to raise the overall bound, lowest bound first."""
 

@@ -216,16 +216,21 @@ class TrivialPlans:
     """The trivial plans, each with its best micro-batch size and recomputation.
 
     A plan that never fits is kept in the variant that exceeds memory by least.
+
+    Args:
+        cluster: the cluster.
+        job: the job.
+        known_s: time of a plan beside which no trivial plans are wanted; infinite where they are.
     """
 
-    def __init__(self, cluster: Cluster, job: Job) -> None:
-        self._cluster, self._job = cluster, job
+    def __init__(self, cluster: Cluster, job: Job, known_s: float = math.inf) -> None:
+        self._cluster, self._job, self._known_s = cluster, job, known_s
         self._best: dict[str, tuple[tuple[float, float], Candidate]] = {}
 
     def add(self, costs: BlockCosts) -> None:
         """Evaluate all trivial plans at one more micro-batch size."""
         fits: set[str] = set()
-        for label, decision in _trivial_plans(costs, self._cluster, self._job):
+        for label, decision in _trivial_plans(costs, self._cluster, self._job) if math.isinf(self._known_s) else ():
             if label in fits:
                 continue  # Recomputation only makes a plan that fits slower.
             fits.update([label] if self._evaluated(label, costs, decision).feasible else [])
@@ -254,9 +259,9 @@ class TrivialPlans:
         return tuple(self._best[label][1] for label in order if label in self._best)
 
     def best_s(self) -> float:
-        """Time of the fastest feasible trivial plan, in seconds; infinite if none is feasible."""
+        """Time of the known plan or of the fastest feasible trivial one, in seconds; infinite if none is feasible."""
         feasible = (c.evaluation.iteration_s for c in self.candidates() if c.evaluation.feasible)
-        return min(feasible, default=math.inf)
+        return min(feasible, default=self._known_s)
 
 
 def plain_schedule(job: Job) -> str:

@@ -17,13 +17,17 @@ from planner.space.types import BlockCosts
 class KnownCosts:
     """Costs by micro-batch size and number of the sharding, 0 for single devices; floors have negative numbers.
 
+    Args:
+        shardings: prices them; None where every replica is one device.
+        most: floors that may be refined.
+
     Attributes:
         by_size: the costs.
         refined: what floors were refined to, by micro-batch size and key.
     """
 
-    def __init__(self, shardings: Pricer | None) -> None:
-        self._shardings = shardings
+    def __init__(self, shardings: Pricer | None, most: float = math.inf) -> None:
+        self._shardings, self._left = shardings, most
         self.by_size: dict[int, dict[int, BlockCosts]] = {}
         self.refined: dict[tuple[int, FloorKey], Refinement] = {}
 
@@ -60,12 +64,22 @@ class KnownCosts:
             trivial.add(costs)
         return priced, math.inf
 
-    def refine(self, micro_batch: int, key: FloorKey) -> Refinement:
-        """Price the shardings of a floor, once."""
-        if self._shardings is not None and (micro_batch, key) not in self.refined:
+    @property
+    def all_refined(self) -> bool:
+        """True if as many floors were refined as may be."""
+        return self._left <= 0
+
+    def refine(self, micro_batch: int, key: FloorKey) -> Refinement | None:
+        """Price the shardings of a floor, once; None if no further ones may be."""
+        if self._shardings is not None and (micro_batch, key) not in self.refined and not self.all_refined:
+            self._left -= 1
             self.refined[micro_batch, key] = _, priced = self._shardings.refine(micro_batch, key)
             self.add(micro_batch, priced)
-        return self.refined.get((micro_batch, key), ((), ()))
+        return self.refined.get((micro_batch, key))
+
+    def refine_or_drop(self, micro_batch: int, key: FloorKey) -> Refinement:
+        """`refine`, with nothing in place of a floor that may not be refined."""
+        return self.refine(micro_batch, key) or ((), ())
 
     def leanest(self, micro_batch: int) -> list[BlockCosts]:
         """The known sharding or even split of a size that keeps the fewest weights and activations; none without."""

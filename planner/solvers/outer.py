@@ -22,6 +22,7 @@ from planner.solvers import chain_dp
 from planner.solvers._account import (
     MAX_BOUNDED,
     MAX_OFFLOADED,
+    MAX_PRICED_BESIDE,
     MAX_RAISED,
     MAX_RETRIED,
     MAX_RUNNERS_UP,
@@ -72,6 +73,7 @@ def search(
     diagnose: bool = True,
     own: Schedule | None = None,
     known: Sequence[KnownPlan] = (),
+    beside: bool = False,
 ) -> Answer:
     """Find the fastest decision for a job on a cluster, with a lower bound on the time of all decisions.
 
@@ -87,6 +89,8 @@ def search(
         diagnose: if nothing fits, find out why and what would.
         own: an unregistered schedule, which the job allows by its name.
         known: simulated decisions to begin with, which need not be of the space; the answer is no slower.
+        beside: the answer stands beside the known ones, so that a few shardings are priced that may be faster
+            (`MAX_PRICED_BESIDE`), and no trivial plans. The bound holds for the others, too.
 
     Raises:
         JobError: no allowed micro-batch size divides the global batch, or the job leaves no choice.
@@ -96,7 +100,9 @@ def search(
     does not fit, or for which one micro-batch takes longer than the best plan.
     """
     candidates = Candidates(simulated_s or critical_s)
-    run = _Search(costs_for, cluster, settled(job, cluster), shardings, progress, candidates, schedules_with(own))
+    run = _Search(
+        costs_for, cluster, settled(job, cluster), shardings, progress, candidates, schedules_with(own), beside
+    )
     for candidate, costs in known:
         run.known.add(candidate.decision.micro_batch, costs)
         seconds = candidate.simulated_s
@@ -114,14 +120,15 @@ class _Search:
         progress: Progress | None,
         candidates: Candidates,
         schedule_of: SchedulesFor,
+        beside: bool,
     ) -> None:
-        self._sizes = micro_batch_sizes(job)
+        self._sizes, self._beside = micro_batch_sizes(job), beside
         self._closed_form_job, self._shapes_job = by_engine(job, schedule_of)
         self._searched_job = self._closed_form_job
         self._costs_for, self._cluster, self._job, self._progress = costs_for, cluster, job, progress
         self._shardings = shardings
         self._closest: Callable[[Floors], Floors] = tuple if shardings is None else shardings.closest
-        self.known = KnownCosts(shardings)
+        self.known = KnownCosts(shardings, MAX_PRICED_BESIDE if beside else math.inf)
         self._formulator = Formulator(cluster, job)
         self._account = Account()
         self._candidates = candidates
@@ -140,20 +147,27 @@ class _Search:
     def answer(self, *, any_plan: bool, diagnose: bool) -> Answer:
         """Run the search and assemble its answer."""
         self._account.lower(self._candidates.best_s)
-        trivial = TrivialPlans(self._cluster, self._job)
+        trivial = TrivialPlans(self._cluster, self._job, self._candidates.best_form_s if self._beside else math.inf)
         priced, slower_s = self.known.price(self._sizes, self._costs_for, self._cluster, trivial)
         self._account.lower(slower_s)
-        first = self._try_even_splits(priced, trivial)
+        held = not self._closed_form_job.schedules or state_fits(priced[0], self._cluster, self._job)
+        first = self._try_even_splits(priced, trivial) if held else []
         for candidate in trivial.candidates():
             if candidate.evaluation.feasible:
                 self._candidates.add(candidate.decision, candidate.evaluation, play=self._thorough)
-        if not self._closed_form_job.schedules or state_fits(priced[0], self._cluster, self._job):
+        if held:
             single_device, floors = priced if allows_single_devices(self._job) else [], self._floors()
             if not self._thorough:
                 self._search_shapes(single_device, floors, any_plan=any_plan)
-            self._search_closed_form(single_device, floors, first, any_plan=any_plan)
+                self._search_by_closed_form(single_device, floors, first, any_plan=any_plan)
+            if self._thorough or not self._beside:
+                self._search_by_critical_path(single_device, floors, first, any_plan=any_plan)
+            if self._beside:
+                self._keep_in_hosts(any_plan=any_plan)
             self._search_shapes(single_device, floors, any_plan=any_plan)
-            if not any_plan or (diagnose and not self._candidates):
+            if self._beside and not self._thorough:  # only bounds, up to what the others found
+                self._search_by_critical_path(single_device, floors, first, any_plan=any_plan)
+            if not self._beside and (not any_plan or (diagnose and not self._candidates)):
                 self._keep_in_hosts(any_plan=any_plan)
         if not self._candidates:
             if self._closed_form_job.schedules and (not diagnose or limited(self._job)):
@@ -165,29 +179,11 @@ class _Search:
             self._raise_bound()
         return self._assemble(priced, trivial.candidates())
 
-    def _search_closed_form(
-        self, single_device: Sequence[BlockCosts], floors: Floors, first: Sequence[BlockCosts], *, any_plan: bool
-    ) -> None:
-        """Search the schedules with a closed form, if any is allowed.
-
-        On few devices every problem that may hold the fastest decision is solved. On many devices the closed form picks
-        the problems to solve, and only those that the overall bound depends on are bounded by their critical paths.
-        """
-        if not self._closed_form_job.schedules:
-            return
-        if not self._thorough:
-            self._search_by_closed_form(single_device, floors, first, any_plan=any_plan)
-            first = []
-        refine = self.known.refine if self._thorough else self._refine_within_effort
-        setting = self._formulator, self._cluster, self._closed_form_job
-        frontier = Frontier(*setting, LongestChain(), single_device, self._closest(floors), refine, first, self._least)
-        self._search_by_critical_path(frontier, any_plan=any_plan)
-
     def _search_shapes(self, single_device: Sequence[BlockCosts], floors: Floors, *, any_plan: bool) -> None:
         """Search the other schedules by shape, at most once.
 
         They are searched if the job allows no schedule with a closed form, if the best pipeline so far waits for much
-        of its time, or if by its estimate one of them is faster than the best plan so far.
+        of its time, or if by its estimate, of floors that may not be priced too, one is faster than the best so far.
         """
         other_schedules, closed_form_schedules = self._shapes_job.schedules, self._closed_form_job.schedules
         if not other_schedules or self._searched_job is self._job or (any_plan and self._candidates):
@@ -198,6 +194,7 @@ class _Search:
             groups = [(costs,) for costs in single_device] + [
                 tuple(priced) for _, priced in self.known.refined.values()
             ]
+            groups += [(floor,) for floor, _ in floors if self.known.all_refined]
             if not waiting and self._shapes.estimate_s(filter(None, groups)) >= self._candidates.best_s:
                 return
         self._searched_job = self._job
@@ -215,7 +212,7 @@ class _Search:
     def _try_even_splits(self, priced: list[BlockCosts], trivial: TrivialPlans) -> list[BlockCosts]:
         """Price even tensor parallel splits if no trivial plan is near balanced compute; return their costs."""
         priced_splits: list[BlockCosts] = []
-        if self._shardings is None or not priced or not self._closed_form_job.schedules:
+        if self._shardings is None or not priced or not self._closed_form_job.schedules or self._beside:
             return priced_splits
         near_s = NEAR * min(self._job.global_batch / c.micro_batch * compute_s(c) for c in priced)
         for size in self._sizes[:MAX_SIZES_TRIED]:
@@ -278,8 +275,11 @@ class _Search:
         keep: int = MAX_RUNNERS_UP,
     ) -> None:
         """Find the fastest decisions by the closed form, so many of a problem, and simulate the best of them."""
+        if not self._closed_form_job.schedules:
+            return
         setting = self._formulator, self._cluster, self._closed_form_job
-        frontier = Frontier(*setting, ClosedForm(), single_device, self._closest(floors), self.known.refine, first)
+        closest, refine = self._closest(floors), self.known.refine_or_drop
+        frontier = Frontier(*setting, ClosedForm(), single_device, closest, refine, first)
         while not (any_plan and self._candidates):
             group = frontier.pop(self._candidates.best_form_s)
             if not isinstance(group, ProblemGroup):
@@ -343,8 +343,19 @@ class _Search:
         turns = self._job.global_batch / costs.micro_batch / max(1, self._formulator.devices(costs.ranks))
         return (math.ceil(turns) if self._job.max_stages == 1 else turns) * compute_s(costs)
 
-    def _search_by_critical_path(self, frontier: Frontier, *, any_plan: bool) -> None:
-        """Bound the simulated time of all decisions by critical path, and find the decisions that reach the bound."""
+    def _search_by_critical_path(
+        self, single_device: Sequence[BlockCosts], floors: Floors, first: Sequence[BlockCosts], *, any_plan: bool
+    ) -> None:
+        """Bound the simulated time of all decisions by critical path, and find the decisions that reach the bound.
+
+        On few devices every problem that may hold the fastest decision is solved. On many devices the closed form
+        picked the problems to solve, and only those that the overall bound depends on are bounded.
+        """
+        if not self._closed_form_job.schedules:
+            return
+        first, refine = (first, self.known.refine) if self._thorough else ((), self._refine_within_effort)
+        setting = self._formulator, self._cluster, self._closed_form_job
+        frontier = Frontier(*setting, LongestChain(), single_device, self._closest(floors), refine, first, self._least)
         while not (any_plan and self._candidates):
             entry = frontier.pop(self._cutoff_s)
             self._account.lower(frontier.left_out_s)
@@ -482,7 +493,7 @@ class _Search:
 
     def _assemble(self, priced: list[BlockCosts], trivial: tuple[Candidate, ...]) -> Answer:
         """The answer from the collected candidates, with its certificate."""
-        candidates = self._candidates.fastest(MAX_RUNNERS_UP + 1, self._judge)
+        candidates = self._candidates.fastest(1 if self._beside else MAX_RUNNERS_UP + 1, self._judge)
         best_s = self._candidates.best_s
         certificate = self._account.certificate(best_s, self._space(priced))
         played = tuple(self._candidates.timed(candidate) for candidate in trivial)

@@ -144,6 +144,17 @@ def test_a_search_that_begins_with_a_decision_is_no_slower() -> None:
     assert begun.certificate.bound_s <= known.simulated_s
 
 
+@pytest.mark.parametrize("devices", [4, 6])
+def test_a_search_beside_a_known_plan_bounds_all_plans_and_shows_no_trivial_ones(devices: int) -> None:
+    machine, job = cluster((devices,), (1e4,)), Job(12, precision="fp32", micro_batches=(1,), schedules=("1f1b",))
+    known = search(PLAIN, machine, dataclasses.replace(job, recompute="always")).best
+    beside = search(PLAIN, machine, job, known=[(known, [PLAIN(1)])], simulated_s=played_s, beside=True)
+    least_s = enumerated(by_size(PLAIN), machine, job)
+    assert beside.best.simulated_s == pytest.approx(least_s)
+    assert beside.certificate.bound_s <= least_s * (1 + 1e-9)
+    assert beside.trivial == ()
+
+
 @pytest.mark.parametrize(("open_s", "settled_s"), [([], 9.0), ([3.0] * MAX_RAISED, 9.0), ([1, 2, 3, 4, 5, 6, 7, 8], 7)])
 def test_bounds_of_unpriced_shardings_are_settled(open_s: list[float], settled_s: float) -> None:
     account = Account()

@@ -20,7 +20,7 @@ from planner.importers import graph_from_proto
 from planner.plans import Fault, Plan, Requirement
 from planner.plans.items import is_decoder, kinds_of_layers
 from planner.sharding import attention_heads
-from planner.solvers import search
+from planner.solvers import outer, search
 from planner.space import Job
 from planner.space.pricer import Pricer
 from planner.space.types import Structure
@@ -383,6 +383,25 @@ def test_of_plans_about_as_fast_the_simplest_is_taken(byte_per_s: float) -> None
         if seconds and seconds <= fastest_s * 1.005:
             ranks = max(other.ranks, default=1)
             assert own <= (len(other.starts), ranks, bool(other.recompute), other.zero, other.copies)
+
+
+@pytest.mark.parametrize("most", [0, 1, 2])
+@pytest.mark.parametrize("machine", MACHINES)
+def test_a_free_choice_of_few_priced_shardings_is_bounded_for_all(
+    machine: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outer, "MAX_PRICED_BESIDE", most)
+    free = planned_on(machine, "any")
+    plan = planner.plan(gpt(), four(*MACHINES[machine]), dataclasses.replace(free.options, backends=()))
+    if not plan.runs_on:  # none of them takes any plan that fits
+        assert machine == "scarce"
+        return
+    choice = plan.free_choice
+    assert choice is not None
+    assert choice.iteration_s is not None
+    assert choice.bound_s is not None
+    assert choice.bound_s <= free.predictions.reached_s * (1 + 1e-8)
+    assert free.predictions.reached_s <= choice.iteration_s * (1 + 1e-8) <= plan.predictions.reached_s * (1 + 2e-8)
 
 
 def test_a_plan_says_what_it_runs_on_and_reads_back_so(tmp_path: Path) -> None:
