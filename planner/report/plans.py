@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from planner.graph import NO_RULE
 from planner.plans import Plan, has_closed_form
-from planner.plans.figures import StagePrediction
+from planner.plans.figures import StagePrediction, gap_to
 from planner.plans.rebuild import alternative_configuration
 from planner.plans.records import PlanNote, Stage
 from planner.plans.shardings import Sharding
@@ -67,7 +67,9 @@ def _runs_on(plan: Plan) -> Iterator[str]:
         gain = plan_s / free.iteration_s - 1
         bound = "" if free.bound_s is None else f" (bound {format_seconds(free.bound_s)})"
         fastest = f"{format_seconds(free.iteration_s)}{bound}"
-        comparison = f"{fastest}, {gain:.2%} faster: {_short(free.needs)}" if gain > SAME else f"no faster{bound}"
+        proven = free.bound_s is not None and gap_to(free.bound_s, plan_s) <= SAME
+        none = f"no faster{bound}" if proven else f"none faster was found{bound}"
+        comparison = f"{fastest}, {gain:.2%} faster: {_short(free.needs)}" if gain > SAME else none
         yield f"free choice (`--for any`): {comparison}"
     elif free is not None and plan.runs_on:
         yield f"free choice (`--for any`): {free.reason}"
