@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import onnx
 import pytest
 
@@ -101,6 +102,10 @@ def test_one_tensor_for_embedding_and_head_is_a_tie() -> None:
             "cls.predictions.decoder",
             True,
         ),
+        ("electra.embeddings.word_embeddings.weight", "val_7", "electra.word_embeddings", "generator_lm_head", True),
+        ("model.embeddings.tok_embeddings.weight", "val_7", "model.embeddings.tok_embeddings", "decoder", True),
+        ("transformer.word_embedding.weight", "val_7", "transformer.word_embedding", "lm_loss", True),
+        ("backbone.embeddings.weight", "val_7", "backbone.embeddings", "lm_head", True),
         ("shared.weight", "val_7", "shared", "lm_head", True),
         ("model.decoder.embed_tokens.weight", "val_7", "model.decoder.embed_tokens", "lm_head", True),
         ("model.embed_tokens.weight", "val_7", "model.embed_tokens", "lm_head", False),
@@ -123,6 +128,37 @@ def test_a_copy_that_the_exporter_confesses() -> None:
     proto.graph.value_info.append(entry)
     graph = graph_from_proto(proto)
     assert graph.parameters[1].tied_to == "a.weight"
+
+
+def test_a_module_that_is_applied_again_has_one_bias_though_its_matrix_is_stored_twice() -> None:
+    classes = ["Net", "torch.nn.Linear", "aten.linear"]
+    nodes = [
+        scoped(node("MatMul", ["x", "val_1"], ["m"]), "", "layer", "mm", classes=classes),
+        scoped(node("Add", ["m", "zeros"], ["a"]), "", "layer", "linear", classes=classes),
+        scoped(node("MatMul", ["a", "val_2"], ["n"]), "", "layer", "mm", classes=classes),
+        scoped(node("Add", ["n", "zeros"], ["b"]), "", "layer", "linear", classes=classes),
+        scoped(node("MatMul", ["b", "val_3"], ["o"]), "", "head", "mm", classes=classes),
+        scoped(node("Add", ["o", "zeros"], ["y"]), "", "head", "linear", classes=classes),
+    ]
+    stored = [absent(name, [8, 8]) for name in ("val_1", "val_2", "val_3")]
+    proto = model(nodes, [value("x", [2, 8])], [value("y", None)], [*stored, absent("zeros", [8])])
+    for copy in ("val_1", "val_2"):  # the exporter turned the layer's matrix for each product
+        entry = value(copy, [8, 8])
+        entry.metadata_props.add(key="pkg.onnxscript.optimizer.folded_from", value="['layer.weight']")
+        proto.graph.value_info.append(entry)
+    graph = graph_from_proto(proto)
+    assert graph.parameter_count() == 2 * (8 * 8 + 8)
+    assert [(read.stored, read.operator, read.operand) for read in graph.separated] == [("zeros", "y", 1)]
+
+
+def test_equal_numbers_in_a_constant_that_torch_wrote_are_no_weight() -> None:
+    literal = onnx.numpy_helper.from_array(np.zeros(8, np.float32))
+    nodes = [
+        onnx.helper.make_node("Constant", [], ["/norm/Constant_output_0"], value=literal),
+        node("LayerNormalization", ["x", "norm.weight", "/norm/Constant_output_0"], ["y"]),
+    ]
+    graph = graph_from_proto(model(nodes, [value("x", [2, 8])], [value("y", None)], [absent("norm.weight", [8])]))
+    assert [p.name for p in graph.parameters] == ["norm.weight"]
 
 
 def test_labels_and_orientation_of_anonymous_weights() -> None:

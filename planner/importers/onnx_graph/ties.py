@@ -45,8 +45,14 @@ class Convention:
 CONVENTIONS: tuple[Convention, ...] = (
     Convention("GPT-2, GPT-Neo, CodeGen", r"(^|\.)wte\b", r"(^|\.)lm_head\b", True),
     Convention(
-        "BERT, ELECTRA, RoBERTa", r"(^|\.)word_embeddings\b", r"(^|\.)(predictions\.decoder|lm_head\.decoder)\b", True
+        "BERT, ELECTRA, RoBERTa",
+        r"(^|\.)word_embeddings\b",
+        r"(^|\.)(predictions\.decoder|lm_head\.decoder|generator_lm_head)\b",
+        True,
     ),
+    Convention("ModernBERT", r"(^|\.)embeddings\.tok_embeddings\b", r"(^|\.)decoder\b", True),
+    Convention("XLNet", r"(^|\.)word_embedding\b", r"(^|\.)lm_loss\b", True),
+    Convention("Mamba", r"(^|\.)backbone\.embeddings\b", r"(^|\.)lm_head\b", True),
     Convention("DistilBERT", r"embeddings\.word_embeddings\b", r"(^|\.)vocab_projector\b", True),
     Convention("BLOOM", r"(^|\.)word_embeddings\b", r"(^|\.)lm_head\b", True),
     Convention("T5 1.1 and later", r"(^|\.)shared\b", r"(^|\.)lm_head\b", False, r"\bwi_0\b"),
