@@ -105,7 +105,6 @@ def test_one_tensor_for_embedding_and_head_is_a_tie() -> None:
         ("electra.embeddings.word_embeddings.weight", "val_7", "electra.word_embeddings", "generator_lm_head", True),
         ("model.embeddings.tok_embeddings.weight", "val_7", "model.embeddings.tok_embeddings", "decoder", True),
         ("transformer.word_embedding.weight", "val_7", "transformer.word_embedding", "lm_loss", True),
-        ("backbone.embeddings.weight", "val_7", "backbone.embeddings", "lm_head", True),
         ("shared.weight", "val_7", "shared", "lm_head", True),
         ("model.decoder.embed_tokens.weight", "val_7", "model.decoder.embed_tokens", "lm_head", True),
         ("model.embed_tokens.weight", "val_7", "model.embed_tokens", "lm_head", False),
