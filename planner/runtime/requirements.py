@@ -8,6 +8,7 @@ from planner.errors import PlanError, ShardplanError
 from planner.importers import graph_from_proto
 from planner.operators import rebatch
 from planner.plans import Fault, Finding, Plan, Requirement, validate
+from planner.plans.types import MINORS
 from planner.runtime.model_file import ModelFile
 from planner.units import plural
 
@@ -126,7 +127,9 @@ def require_model(plan: Plan, model: ModelFile) -> None:
         ("weight", (p.name for block in plan.block_table for p in block.parameters), model.weights),
     ):
         if (name := next((name for name in named if name not in known), None)) is not None:
-            raise PlanError(f"no {what} {name!r}", where=plan.model.name, hint=_OTHER_MODEL)
+            older = what == "weight" and plan.minor < MINORS[Requirement.SEPARATED_WEIGHTS]
+            hint = f"{_OTHER_MODEL} if so, plan again: {_NOT_SAID}" if older else _OTHER_MODEL
+            raise PlanError(f"no {what} {name!r}", where=plan.model.name, hint=hint)
     if not plan.model.outputs:
         raise PlanError("the plan lists no output of the model", where=plan.model.name, hint="plan again")
     parameters = {p.name: p for block in plan.block_table for p in block.parameters}
@@ -157,4 +160,5 @@ def require_legal(plan: Plan, model: ModelFile) -> None:
         _refuse([f for f in validate(plan, graph) if f.fault is Fault.SHARDINGS or f.tensor in sent])
 
 
+_NOT_SAID = "this version of the file does not say which operators read weights that are stored as one"
 _OTHER_MODEL = "is this the model that the plan was made for?"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,17 @@ def test_each_module_has_a_weight_of_its_own_where_the_file_keeps_one(file: Path
     assert len(named) == sum(weight.dim() == 1 for weight in decoder.parameters())
     assert {read.weight for read in graph.separated} <= named
     assert len({(read.operator, read.operand) for read in graph.separated}) == len(graph.separated)
+
+
+def test_a_plan_that_does_not_say_who_reads_merged_weights_is_to_be_made_again(file: Path) -> None:
+    cluster = planner.load_cluster("dgx-h100", devices=1)
+    plan = planner.plan(planner.load_graph(file), cluster, planner.Job(2, precision="fp32"))
+    assert plan.model.separated
+    needed = tuple(each for each in plan.requires if each != "separated_weights")
+    model = dataclasses.replace(plan.model, separated=())
+    older = dataclasses.replace(plan, minor=0, model=model, requires=needed)
+    with pytest.raises(planner.PlanError, match=r"plan again: .* does not say which operators read weights"):
+        runtime.run(older, file)
 
 
 def test_a_size_that_follows_from_data_is_told_by_name(tmp_path: Path) -> None:
