@@ -20,11 +20,11 @@ import numpy as np
 
 from planner import schedules
 from planner.api import plan
-from planner.collection import uncollected
 from planner.costs.precision import optimizer_state_bytes, precision
 from planner.errors import JobError, ModelError, UsageError
 from planner.graph import Graph
 from planner.hardware.types import HEADROOM, STEP_BYTES, Cluster, shown_bytes
+from planner.interpreter import uncollected
 from planner.memory import room_bytes
 from planner.named_shardings import (
     CostsBySharding,

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.costs.narrow import NarrowProducts, product_formats
-from planner.costs.precision import Precision
+from planner.costs.precision import NarrowProducts, Precision, product_formats
 from planner.costs.rates import FastConvolutions, expert_counts, fast_convolutions, kernel_rates
 from planner.graph import DType, Graph, Node, Tensor, TensorKind
 from planner.hardware.types import Device

@@ -10,7 +10,8 @@ from planner.exchange.fabric import Fabric, Traffic, nothing, rank_traffic
 from planner.exchange.recipe import ExchangeStep, Phase, Recipe, groups_of, step_terms
 from planner.exchange.scheme import Leg, Message, MessagePlan, dense_note, pack
 from planner.exchange.types import Step
-from planner.hardware import ALGORITHMS, DIRECT, MEASURED, Cluster, Collective, algorithms
+from planner.hardware import COLUMNS, DIRECT, MEASURED, Cluster, Collective
+from planner.hardware.collectives import ALGORITHMS
 
 CHEAPEST = ""
 """In place of an algorithm: whichever is cheapest for the payload."""
@@ -27,12 +28,12 @@ def affine(fabric: Fabric, step: ExchangeStep, algorithm: str) -> tuple[float, f
     Measured collectives replace the algorithms that libraries run at large sizes. On a single level some algorithms
     are the same as another one.
     """
-    equivalent = (algorithms.ALGORITHMS[algorithm].alone if _single_level(fabric) else "") or algorithm
-    measured = algorithms.ALGORITHMS[equivalent].measured
+    equivalent = (ALGORITHMS[algorithm].alone if _single_level(fabric) else "") or algorithm
+    measured = ALGORITHMS[equivalent].measured
     cluster = fabric.cluster if measured else unmeasured(fabric.cluster)
     terms = step_terms(cluster, step, fabric.ranks)
     for name in (MEASURED, equivalent, DIRECT):
-        column = ALGORITHMS.index(name)
+        column = COLUMNS.index(name)
         if np.isfinite(terms.latency_s[column]):
             return float(terms.latency_s[column]), float(terms.s_per_byte[column])
     return None
@@ -51,7 +52,7 @@ def priced(
     if algorithm == CHEAPEST:
         terms = step_terms(fabric.cluster, step, fabric.ranks)
         name = terms.algorithm(payload_bytes)
-        return (next(iter(algorithms.ALGORITHMS)) if name == MEASURED else name), float(terms.seconds(payload_bytes))
+        return (next(iter(ALGORITHMS)) if name == MEASURED else name), float(terms.seconds(payload_bytes))
     costs = affine(fabric, step, algorithm)
     if costs is None:
         raise ValueError(f"{algorithm} cannot serve this group")
@@ -78,7 +79,7 @@ def step_traffic(
     groups = groups_of(np.asarray(fabric.ranks)[positions] // fabric.node_size, positions, step.group)
     traffic = nothing(fabric)
     if groups.shape[1] > 1:
-        hops = algorithms.ALGORITHMS[algorithm].hops
+        hops = ALGORITHMS[algorithm].hops
         if hops is None:
             raise ValueError(f"{algorithm} serves no all-reduce")
         sizes = [fabric.child_size(level) for level in range(fabric.top + 2)]

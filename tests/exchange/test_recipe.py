@@ -43,7 +43,7 @@ from planner.exchange import (
     sent_bytes,
     step_traffic,
 )
-from planner.exchange.zero import Sharded
+from planner.exchange.collective_schemes import Sharded
 from planner.hardware import Collective
 from planner.plans import validate
 from planner.solvers import chain_dp
