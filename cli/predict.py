@@ -196,15 +196,15 @@ def _job(options: dict[str, Any], configuration: Any) -> Any:  # noqa: ANN401
 def _compared_to_best(prediction: Any, graph: Any, cluster: Any, job: Any) -> dict[str, Any]:  # noqa: ANN401
     """The best plan of the job, and the difference of the prediction to it."""
     try:
-        comparison = planner.compare_to_best(prediction, graph, cluster, job)
+        best, lacks_s, ratio = planner.compare_to_best(prediction, graph, cluster, job)
     except planner.InfeasibleError as error:
         return {"best_s": None, "reason": error.problem.message}
     return {
-        "best_s": comparison.plan.predictions.reached_s,
-        "best_bound_s": comparison.plan.predictions.bound_s,
-        "lacks_s": comparison.lacks_s,
-        "ratio": comparison.ratio,
-        "best": planner.plans.configuration_document(comparison.plan.configuration)["configuration"],
+        "best_s": best.predictions.reached_s,
+        "best_bound_s": best.predictions.bound_s,
+        "lacks_s": lacks_s,
+        "ratio": ratio,
+        "best": planner.plans.configuration_document(best.configuration)["configuration"],
     }
 
 

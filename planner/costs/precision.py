@@ -313,7 +313,7 @@ _PEAK_NAMES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class NarrowProduct:
     """A product that multiplies in a narrow format.
 
     Attributes:
@@ -333,7 +333,7 @@ class NarrowProducts:
     """All products of a graph that multiply in a narrow format, in graph order."""
 
     format: NarrowFormat
-    products: tuple[Product, ...]
+    products: tuple[NarrowProduct, ...]
 
     @property
     def kept_bytes(self) -> dict[int, float]:
@@ -401,12 +401,12 @@ def narrow_products(graph: Graph, specs: Sequence[OpSpec], precision: Precision)
         return None
     wide, (losses, classes) = _left_out(graph, precision), _losses(graph, specs)
     gathered = {e.product: e for e in find_expert_products(graph)}
-    products: list[Product] = []
+    products: list[NarrowProduct] = []
     for i, (node, spec) in enumerate(zip(graph.nodes, specs, strict=True)):
         if not spec.matrix_flops or layer_of(node.module) in wide:
             continue
         if rule_of(node.op).joint is JointCut.EXPERTS:
-            products.append(Product(i))
+            products.append(NarrowProduct(i))
             continue
         product = _product(graph, i, gathered.get(i))
         if product is None or not _divides(graph, product, narrow_format.multiple):
@@ -417,7 +417,7 @@ def narrow_products(graph: Graph, specs: Sequence[OpSpec], precision: Precision)
     return NarrowProducts(narrow_format, tuple(products))
 
 
-def _product(graph: Graph, i: int, expert: ExpertProduct | None) -> Product | None:
+def _product(graph: Graph, i: int, expert: ExpertProduct | None) -> NarrowProduct | None:
     """A node as a product of activations with stored matrices; None for any other operator."""
     node, rule = graph.nodes[i], rule_of(graph.nodes[i].op)
     roles = {name: rule.weights.get(p) for p, name in enumerate(node.inputs) if name}
@@ -428,10 +428,10 @@ def _product(graph: Graph, i: int, expert: ExpertProduct | None) -> Product | No
     weights = float(sum(t.elements for t in stored if len(t.shape) > 1))
     if expert:
         weights = float(min(graph.tensors[expert.weight].elements, graph.tensors[made].elements))
-    return Product(i, reads, weights) if weights and reads and rule.window is None and rule.heavy else None
+    return NarrowProduct(i, reads, weights) if weights and reads and rule.window is None and rule.heavy else None
 
 
-def _divides(graph: Graph, product: Product, multiple: int) -> bool:
+def _divides(graph: Graph, product: NarrowProduct, multiple: int) -> bool:
     """Whether rows, columns and what is summed over are multiples of the format's blocks."""
     node = graph.nodes[product.node]
     tensors = [t for t in (*product.reads, graph.tensors[node.outputs[0]]) if t.shape]

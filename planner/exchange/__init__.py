@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from planner.exchange.collectives import step_traffic as step_traffic
 from planner.exchange.fabric import Fabric as Fabric
-from planner.exchange.fabric import LevelTraffic as LevelTraffic
+from planner.exchange.fabric import LinkBytes as LinkBytes
 from planner.exchange.fabric import Servers as Servers
 from planner.exchange.fabric import Traffic as Traffic
 from planner.exchange.fabric import fabric_of as fabric_of

@@ -91,8 +91,8 @@ class BytePS(ThroughServers):
             machine_rate = min(fabric.ports[p].byte_per_s for p in fabric.machine_ports[0, :machines])
             server_rate = min(fabric.ports[-1].byte_per_s, fabric.servers.sum_byte_per_s / self.efficiency)
             ratio = server_rate / machine_rate
-        best = byteps_shares(machines, servers, ratio)
-        return (best.gpu,) * machines + (best.cpu,) * servers
+        cpu_share, gpu_share = byteps_shares(machines, servers, ratio)
+        return (gpu_share,) * machines + (cpu_share,) * servers
 
     def pushes(self, fabric: Fabric, step: Step) -> list[PushPull]:
         """One message a tensor."""

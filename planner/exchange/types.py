@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.errors import JobError, ModelError
-from planner.exchange.recipe import Sizes
+from planner.exchange.recipe import PayloadBytes
 from planner.graph import Graph, TensorKind
 
 if TYPE_CHECKING:
@@ -55,10 +55,10 @@ class Variable:
         return self.gradient_bytes if self.weight_bytes is None else self.weight_bytes
 
     @property
-    def sent(self) -> Sizes:
+    def sent(self) -> PayloadBytes:
         """Bytes that a machine exchanges with servers: of a sparse variable only the rows that it touches."""
         part = self.touched if self.sparse else 1.0
-        return Sizes(part * self.gradient_bytes, part * self.pulled_bytes)
+        return PayloadBytes(part * self.gradient_bytes, part * self.pulled_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from planner.costs.precision import Precision
 from planner.exchange import Exchange, Phase, RankGroup, Step, groups_of, recipe_of
 from planner.hardware.types import Collective
 from planner.plans.figures import StageCollective
-from planner.plans.records import ExchangeSection, FusedMessage, LinkBytes, SharedParameter, Stage, TensorExchange
+from planner.plans.records import ExchangeSection, FusedMessage, SharedParameter, Stage, TensorExchange
 from planner.plans.types import Plan
 from planner.plans.words import significant
 from planner.space.types import Configuration
@@ -101,10 +101,7 @@ def _exchange_section(exchange: Exchange, gradient_bytes: dict[str, float]) -> E
             TensorExchange(tuple(names), method, round(sum(gradient_bytes[n] for n in names)), server_shares)
             for (method, server_shares), names in groups.items()
         ),
-        links=tuple(
-            LinkBytes(v.level, round(v.out_bytes), round(v.in_bytes), round(v.total_bytes))
-            for v in exchange.traffic.by_level()
-        ),
+        links=exchange.traffic.by_level(),
         messages=messages if fused else (),
         notes=exchange.notes,
     )

@@ -20,7 +20,7 @@ from planner.plans.files import digest_of, loads, plain
 from planner.plans.matching import BlockMatch, Ranges, layers_of, match_blocks, match_stages, stage_decision
 from planner.plans.model import TensorSpec
 from planner.plans.records import Provenance
-from planner.plans.rules import OFF, RULES, Cost, Metric, Remark, Severity, severities
+from planner.plans.rules import OFF, RULES, ComparedFigure, Metric, Remark, Severity, severities
 from planner.plans.types import Plan
 from planner.plans.words import module_list, module_ranges, summary
 from planner.units import format_bytes, format_fraction, format_number, format_rate, format_seconds, plural
@@ -52,7 +52,7 @@ class PlanComparison:
     operators: int
     causes: tuple[str, ...]
     decisions: tuple[str, ...]
-    costs: tuple[Cost, ...]
+    costs: tuple[ComparedFigure, ...]
     remarks: tuple[Remark, ...]
     changes: tuple[Change, ...]
 
@@ -251,11 +251,11 @@ def fullest(plan: Plan) -> tuple[float, float]:
     return float(plan.headline.memory_bytes) if plan.headline else held_bytes, capacity_bytes
 
 
-def costs_of(old: Plan, new: Plan) -> tuple[Cost, ...]:
+def costs_of(old: Plan, new: Plan) -> tuple[ComparedFigure, ...]:
     """The figures of both plans."""
     before, after = _figures(old), _figures(new)
     common = [metric for metric in Metric if metric in before and metric in after]
-    return tuple(Cost(m, before[m][0], after[m][0], before[m][1], after[m][1]) for m in common)
+    return tuple(ComparedFigure(m, before[m][0], after[m][0], before[m][1], after[m][1]) for m in common)
 
 
 def _figures(plan: Plan) -> dict[Metric, tuple[float, float | None]]:
@@ -292,7 +292,7 @@ def _on_decisions(
         yield "framework-lost", f"{name} took the old plan as it is and does not take the new one", -1
 
 
-def _on_costs(costs: Sequence[Cost], tolerance: float) -> Iterator[RuleMessage]:
+def _on_costs(costs: Sequence[ComparedFigure], tolerance: float) -> Iterator[RuleMessage]:
     by_metric = {cost.metric: cost for cost in costs}
     step, memory = by_metric[Metric.STEP_TIME], by_metric[Metric.PEAK_MEMORY]
     for cost, more, less in ((step, "slower", "faster"), (memory, "memory-grew", "")):

@@ -17,7 +17,7 @@ from planner.plans.comparison import PlanComparison, value_words
 from planner.plans.diff import Area, Change, Value
 from planner.plans.figures import GIB, Headline, headline_of
 from planner.plans.files import plain
-from planner.plans.rules import Cost, Metric, Severity
+from planner.plans.rules import ComparedFigure, Metric, Severity
 from planner.plans.words import module_ranges
 from planner.report import svg
 from planner.report.tables import Cell, Form, Report, Section, Table, data_table, report_to_markdown, table
@@ -194,8 +194,10 @@ def comparison_svg(comparison: Comparison) -> str:
     return svg.scatter(
         f"{comparison.model} on {comparison.hardware}, global batch {comparison.global_batch}",
         points,
-        svg.Axis("time of an iteration", lambda seconds: format_seconds(seconds).removesuffix(" 0 s"), svg.time_ticks),
-        svg.Axis("memory of the fullest device", lambda gib: f"{format_number(gib)} GiB"),
+        svg.PlotAxis(
+            "time of an iteration", lambda seconds: format_seconds(seconds).removesuffix(" 0 s"), svg.time_ticks
+        ),
+        svg.PlotAxis("memory of the fullest device", lambda gib: f"{format_number(gib)} GiB"),
         nothing="no system can train this model on this cluster",
         legend={"first": "synchronous", "second": "changes the training semantics"},
         limits=sorted(capacities),
@@ -294,7 +296,7 @@ def _sentences(comparison: PlanComparison) -> Iterator[str]:
         yield f"Cost: {', '.join(costs)}."
 
 
-def _figures(costs: Sequence[Cost]) -> Table:
+def _figures(costs: Sequence[ComparedFigure]) -> Table:
     columns = {"figure": Form.NAME, "old": Form.FIGURE, "new": Form.FIGURE, "change": Form.CHANGE}
     rows = (
         (
@@ -310,14 +312,15 @@ def _figures(costs: Sequence[Cost]) -> Table:
 
 def _attributed(comparison: PlanComparison, attribution: Attribution | None) -> list[Section]:
     """The section of the difference by cause; empty without an attribution."""
-    if attribution is None or not attribution.parts:
+    parts, unpriced = attribution or ((), ())
+    if not parts:
         return []
     columns = {"cause": Form.NAME, "time of a step": Form.FIGURE, "fullest device": Form.FIGURE}
     rows = (
         (" and ".join(part.causes), _signed(part.seconds, format_seconds), _signed(part.memory_bytes, format_bytes))
-        for part in attribution.parts
+        for part in parts
     )
-    return [Section("Where it comes from", attribution.unpriced, table=table(columns, rows))]
+    return [Section("Where it comes from", unpriced, table=table(columns, rows))]
 
 
 def _signed(value: float, shown: Callable[[float], str]) -> str:

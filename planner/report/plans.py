@@ -8,14 +8,14 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from planner.graph import NO_RULE
+from planner.graph import NO_RULE, Note
 from planner.partitions.options import FLAGS
 from planner.partitions.plan_file import ChoiceRun, ObjectiveSection, Part, PartitionPlan, Scalar, in_words
 from planner.plans import Plan, has_closed_form
 from planner.plans.diff import Change
 from planner.plans.figures import StagePrediction, gap_to
 from planner.plans.rebuild import alternative_configuration
-from planner.plans.records import PlanNote, Stage
+from planner.plans.records import Stage
 from planner.plans.shardings import Sharding
 from planner.plans.words import degree_words, stage_keeping, why_not, words_of
 from planner.report.tables import Cell, Form, Report, Section, Table, table
@@ -245,7 +245,7 @@ def _remarks(plan: Plan) -> list[str]:
     return [*lines, more] if further_notes else lines
 
 
-def _warning(note: PlanNote) -> str:
+def _warning(note: Note) -> str:
     return f"warning: {note.where + ': ' if note.where else ''}{note.message}"
 
 
