@@ -292,7 +292,7 @@ def _at_size(graph: Any, model: str, micro_batch: int, **attention: bool) -> Any
     whole, split = plan_of(""), plan_of("zb-h1")
     file = model_of_plan(whole, model)
     seconds, whole_s, split_s = planner.runtime.measure_passes(whole, file), rank_s(whole), rank_s(split)
-    rank = planner.costs.RankSeconds(whole_s["forward"], whole_s["backward"], split_s.get("weight gradient"))
+    rank = whole_s["forward"], whole_s["backward"], split_s.get("weight gradient")
     graph, machine = planner.rebatch(graph, micro_batch), planner.hardware.machine_name()
     found = planner.costs.passes_profile(graph, seconds, machine=machine, rank=rank, **attention)
     moved_bytes = planner.costs.update_bytes("adam", planner.costs.precision("fp32")) * whole.model.parameters

@@ -17,7 +17,7 @@ from planner.hardware.types import Cluster
 from planner.named_shardings import NamedConfiguration, with_sharding
 from planner.plans import Plan
 from planner.plans.comparison import fullest
-from planner.plans.matching import match_blocks, stage_decision
+from planner.plans.matching import decision_words, match_blocks
 from planner.prediction import predict
 from planner.space import Configuration
 
@@ -103,7 +103,7 @@ def _causes(old: Plan, new: Plan) -> Iterator[Cause]:
         yield Cause.OPTIONS
     if old.model.fingerprint != new.model.fingerprint:
         yield Cause.MODEL
-    words = [[stage_decision(plan, stage.index).words for stage in plan.stages] for plan in (old, new)]
+    words = [[decision_words(plan, stage.index) for stage in plan.stages] for plan in (old, new)]
     if carry_over(old, new) != with_sharding(new.configuration, 0) or words[0] != words[1]:
         yield Cause.PLANNER
 

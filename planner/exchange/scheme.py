@@ -25,7 +25,7 @@ import numpy as np
 from planner.errors import UsageError
 from planner.exchange.fabric import Fabric, Servers, Traffic, nothing
 from planner.exchange.recipe import SUMMED, Recipe, rank_part
-from planner.exchange.types import Exchange, MemoryFactors, Staleness, Step, Transfer, Variable
+from planner.exchange.types import Exchange, MemoryFactors, Staleness, Step, Variable
 from planner.registry import name_with_options
 
 
@@ -63,15 +63,14 @@ class Message:
     chunk: float = 1.0
 
 
-def play(messages: Sequence[Message], ports: int) -> tuple[Transfer, ...]:
-    """When each message arrives, in the order given.
+def play(messages: Sequence[Message], ports: int) -> tuple[float, ...]:
+    """When each message has arrived, in seconds, in the order given.
 
     Args:
         messages: each is sent from its ready time on.
         ports: number of ports; legs have an entry for each direction of each port (outgoing, then incoming).
 
-    Returns:
-        One transfer a message. O(legs * (log(legs) + ports)), and deterministic: equal times in message order.
+    O(legs * (log(legs) + ports)), and deterministic: equal times in message order.
     """
     free = np.zeros(2 * ports)
     ends = [m.ready_s for m in messages]
@@ -93,9 +92,7 @@ def play(messages: Sequence[Message], ports: int) -> tuple[Transfer, ...]:
         ends[i] = end + current.latency_s
         if leg + 1 < len(messages[i].legs):
             heapq.heappush(queue, (first + current.latency_s, i, leg + 1))
-    return tuple(
-        Transfer(m.variables, m.method, m.payload_bytes, m.ready_s, end) for m, end in zip(messages, ends, strict=True)
-    )
+    return tuple(ends)
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,17 +279,16 @@ def require(scheme: Scheme, fabric: Fabric) -> None:
 def scheduled(scheme: Scheme, step: Step, plan: MessagePlan) -> Exchange:
     """Schedule a plan's messages on the ports twice: all ready at once (`seconds`), and as the backward makes them."""
     ports = len(plan.traffic.fabric.ports)
-    transfers = play(plan.messages, ports)
+    ends_s = play(plan.messages, ports)
     at_once = play([dataclasses.replace(m, ready_s=0.0) for m in plan.messages], ports)
-    end_s = max((t.end_s for t in transfers), default=0.0)
     return Exchange(
         scheme=scheme.name,
-        seconds=max((t.end_s for t in at_once), default=0.0),
-        exposed_s=max(0.0, end_s - step.backward_s),
+        seconds=max(at_once, default=0.0),
+        exposed_s=max(0.0, max(ends_s, default=0.0) - step.backward_s),
         traffic=plan.traffic,
         memory=scheme.memory(plan.traffic.fabric, step),
         staleness=scheme.staleness(step),
-        transfers=transfers,
+        transfers=tuple(zip(plan.messages, ends_s, strict=True)),
         methods=plan.methods,
         placements=plan.placements,
         notes=plan.notes,

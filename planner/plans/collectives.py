@@ -91,8 +91,8 @@ def _exchange_section(exchange: Exchange, gradient_bytes: dict[str, float]) -> E
     groups: dict[tuple[str, tuple[float, ...]], list[str]] = {}
     for name, method in exchange.methods.items():
         groups.setdefault((method, shares.get(name, ())), []).append(name)
-    fused = any(len(t.variables) > 1 for t in exchange.transfers)
-    messages = tuple(FusedMessage(t.variables, round(t.payload_bytes)) for t in exchange.transfers)
+    fused = any(len(message.variables) > 1 for message, _ in exchange.transfers)
+    messages = tuple(FusedMessage(message.variables, round(message.payload_bytes)) for message, _ in exchange.transfers)
     return ExchangeSection(
         scheme=exchange.scheme,
         seconds=significant(exchange.seconds),

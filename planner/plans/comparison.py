@@ -17,7 +17,7 @@ from planner.errors import InfeasibleError
 from planner.memory import fits
 from planner.plans.diff import Area, Change, diff
 from planner.plans.files import digest_of, loads, plain
-from planner.plans.matching import BlockMatch, Ranges, layers_of, match_blocks, match_stages, stage_decision
+from planner.plans.matching import BlockMatch, Ranges, decision_words, layers_of, match_blocks, match_stages, structure
 from planner.plans.model import TensorSpec
 from planner.plans.records import Provenance
 from planner.plans.rules import OFF, RULES, ComparedFigure, Metric, Remark, Severity, severities
@@ -220,7 +220,6 @@ def _span(numbers: range) -> str:
 
 def _stage_words(old: Plan, new: Plan, i: int, j: int) -> str:
     """How stage `i` of the old plan differs from stage `j` of the new one."""
-    before, after = stage_decision(old, i), stage_decision(new, j)
     blocks = old.stage_blocks(i), new.stage_blocks(j)
     counts = [layers_of(own) for own in blocks]
     changes = []
@@ -228,10 +227,10 @@ def _stage_words(old: Plan, new: Plan, i: int, j: int) -> str:
         changes.append(f"{counts[0]:g} -> {counts[1]:g} layer{'' if counts[1] == 1 else 's'}")
     elif len(blocks[0]) != len(blocks[1]):
         changes.append(f"{len(blocks[0])} -> {plural(len(blocks[1]), 'block')}")
-    elif before.blocks != after.blocks:
+    elif [structure(b) for b in blocks[0]] != [structure(b) for b in blocks[1]]:
         changes.append("other blocks")
-    pairs = zip(before.words, after.words, strict=True)
-    changes += [f"{name} {a} -> {b}" for (name, a), (_, b) in pairs if a != b]
+    before, after = decision_words(old, i), decision_words(new, j)
+    changes += [f"{name} {before[name]} -> {words}" for name, words in after.items() if words != before[name]]
     return ", ".join(changes) or "other blocks kept while recomputing"
 
 

@@ -111,7 +111,11 @@ class TestOverlap:
         """Ready at 2, 4, 10 with 3, 5, 2 bytes: sent 2-5, 5-10, 10-12."""
         variables = (Variable("c", 2, 10), Variable("a", 3, 2), Variable("b", 5, 4))
         found = self._price(variables, 0)
-        assert [(t.variables, t.end_s) for t in found.transfers] == [(("a",), 5), (("b",), 10), (("c",), 12)]
+        assert [(message.variables, end_s) for message, end_s in found.transfers] == [
+            (("a",), 5),
+            (("b",), 10),
+            (("c",), 12),
+        ]
         assert (found.seconds, found.exposed_s) == (10, 2)
 
     def test_buckets_wait_for_their_last(self) -> None:
