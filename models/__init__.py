@@ -21,8 +21,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ._config import Configuration, close_names, option_names, understand, with_options
 from ._config import ModelBuildError as ModelBuildError
+from ._config import ModelConfiguration, close_names, option_names, understand, with_options
 from ._config import ModelInfo as ModelInfo
 from ._config import ModelType as ModelType
 from ._graph import GraphBuilder
@@ -189,7 +189,7 @@ def size_of(**config: Any) -> object:  # noqa: ANN401
 
 
 def _built(
-    name: str, configuration: Configuration, batch: int, seq: int | None, usual: int | None, source: str
+    name: str, configuration: ModelConfiguration, batch: int, seq: int | None, usual: int | None, source: str
 ) -> onnx.ModelProto:
     if batch < 1:
         raise ModelBuildError(f"batch {batch} is not positive", "give a batch of 1 or more")

@@ -202,7 +202,7 @@ SHORT_NAMES: Mapping[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Configuration:
+class ModelConfiguration:
     """A configuration that was checked and completed.
 
     Attributes:
@@ -216,7 +216,9 @@ class Configuration:
     notes: tuple[str, ...]
 
 
-def understand(document: Mapping[str, Any], types: Mapping[str, ModelType], irrelevant: Iterable[str]) -> Configuration:
+def understand(
+    document: Mapping[str, Any], types: Mapping[str, ModelType], irrelevant: Iterable[str]
+) -> ModelConfiguration:
     """Check a configuration and fill in defaults.
 
     Args:
@@ -244,7 +246,7 @@ def understand(document: Mapping[str, Any], types: Mapping[str, ModelType], irre
     unknown = [key for key in unknown if not key.startswith("_") and document[key] not in (None, False)]
     if unknown:
         notes.append(f"keys that are not understood and have no effect: {', '.join(unknown)}")
-    return Configuration(kind, values, tuple(notes))
+    return ModelConfiguration(kind, values, tuple(notes))
 
 
 def type_named(name: object, types: Mapping[str, ModelType]) -> ModelType:

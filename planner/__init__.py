@@ -149,7 +149,7 @@ if TYPE_CHECKING:
 _RENAMED = {
     "Evaluations": "space.evaluate_many.Evaluations",
     "PartitionChange": "plans.Change",
-    "PartitionFinding": "partitions.check.PartitionFinding",
+    "PartitionFinding": "partitions.run.PartitionFinding",
     "PartitionPlan": "partitions.plan_file.PartitionPlan",
     "Prediction": "prediction.Prediction",
     "comparison_cells": "comparison_report",

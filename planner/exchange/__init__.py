@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-from planner.exchange.collectives import step_traffic as step_traffic
 from planner.exchange.fabric import Fabric as Fabric
 from planner.exchange.fabric import LinkBytes as LinkBytes
 from planner.exchange.fabric import Servers as Servers

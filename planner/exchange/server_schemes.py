@@ -29,7 +29,7 @@ from enum import StrEnum
 
 from planner.errors import UsageError
 from planner.exchange import SCHEMES
-from planner.exchange.collectives import plan_recipe
+from planner.exchange.collective_schemes import plan_recipe
 from planner.exchange.fabric import HOST_SUM_BYTE_PER_S, Fabric, Servers
 from planner.exchange.formulas import byteps_shares, wsp_period_s, wsp_staleness
 from planner.exchange.recipe import Content
