@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -24,19 +23,9 @@ MAX_SHOWN_SHARES = 8
 """Shares of servers that a line lists at most."""
 
 
-@dataclass(frozen=True, slots=True)
-class ExchangeWords:
-    """A gradient exchange in words.
-
-    Attributes:
-        methods: what is appended to the plan's summary, ", all-reduce and ps"; "" on one rank.
-        tells: what a training backend must know, by topic.
-        notes: times and what the price leaves out.
-    """
-
-    methods: str = ""
-    tells: Mapping[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+ExchangeWords = tuple[str, Mapping[str, str], tuple[str, ...]]
+"""A gradient exchange in words: what is appended to the plan's summary (", all-reduce and ps"; "" on one rank), what a
+training backend must know, by topic, and notes on times and what the price leaves out."""
 
 
 def exchange_words(exchange: Exchange, ranks: int, state_bytes: float, host_s: float) -> ExchangeWords:
@@ -57,7 +46,7 @@ def exchange_words(exchange: Exchange, ranks: int, state_bytes: float, host_s: f
             f"the fullest server holds {format_bytes(state_bytes * server_share)} in host memory, whose size profiles"
             f" do not say; rows in host memory and on the way to the devices take {format_seconds(host_s)}"
         )
-    return ExchangeWords(f", {methods}" if ranks > 1 else "", _servers(exchange), tuple(notes))
+    return f", {methods}" if ranks > 1 else "", _servers(exchange), tuple(notes)
 
 
 def _servers(exchange: Exchange) -> dict[str, str]:
