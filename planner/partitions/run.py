@@ -15,7 +15,7 @@ from planner.errors import InfeasibleError, JobError, PlanError, Problem, UsageE
 from planner.hardware.types import Cluster
 from planner.partitions.families import FAMILIES, Family, Instance, Objective, load_instance
 from planner.partitions.options import (
-    Options,
+    PartitionOptions,
     Quantity,
     bandwidths,
     from_cluster,
@@ -92,7 +92,7 @@ def partition(
         UsageError: an option that does not apply, or no such objective or solver.
         InfeasibleError: no plan keeps all limits, or none was found within the time limit.
     """
-    options = Options(
+    options = PartitionOptions(
         contiguous=contiguous, devices=devices, cpus=cpus, memory_bytes=memory_size(memory),
         bandwidth_byte_per_s=bandwidths(bandwidth), machines=machine_counts(machines), cost=cost, layout=layout,
         transfers=transfers, idle=idle, batch=batch,
@@ -111,8 +111,8 @@ def partition(
 
 
 def settle(
-    instance: Instance, family: Family, objective: Objective, options: Options, cluster: Cluster | None = None
-) -> Options:
+    instance: Instance, family: Family, objective: Objective, options: PartitionOptions, cluster: Cluster | None = None
+) -> PartitionOptions:
     """The options with all defaults filled in; refuses options that do not apply.
 
     Raises:
@@ -130,7 +130,7 @@ def settle(
 def _plan(
     instance: Instance,
     objective: Objective,
-    options: Options,
+    options: PartitionOptions,
     problem: PartitionProblem,
     result: Result,
     limit_s: float,

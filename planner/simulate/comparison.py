@@ -22,7 +22,7 @@ meaning."""
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class TimeComparison:
     """Predicted and simulated time of an iteration; the effects add up to their difference.
 
     Attributes:
@@ -60,11 +60,11 @@ def _tail_s(times: StageTimes) -> float:
     return tail_s((times.sync_s + times.update_s).tolist(), (times.backward_s + times.return_s).tolist())
 
 
-def measured(predicted_s: float, simulated_s: float) -> Comparison:
+def measured(predicted_s: float, simulated_s: float) -> TimeComparison:
     """The comparison for a schedule without a closed form, whose predicted time is itself simulated."""
     gap = ("measurement", predicted_s - simulated_s, "the plan's time was measured under other conditions")
     effects = (gap,) if abs(gap[1]) > NEGLIGIBLE * predicted_s else ()
-    return Comparison(predicted_s, 0.0, 0.0, simulated_s, effects)
+    return TimeComparison(predicted_s, 0.0, 0.0, simulated_s, effects)
 
 
 def compare(
@@ -74,7 +74,7 @@ def compare(
     program: Program,
     times: StageTimes,
     transfers: Transfers,
-) -> Comparison:
+) -> TimeComparison:
     """Split the difference between prediction and simulation into effects, by up to three simulations; O(actions).
 
     Args:
@@ -103,7 +103,7 @@ def compare(
         ),
         ("overlapped transfers", blocking - simulated, "transfers run beside computation instead of in line"),
     ]
-    return Comparison(
+    return TimeComparison(
         predicted_s=predicted_s,
         closed_form_s=closed,
         critical_s=_critical_s(schedule, pipeline, times),

@@ -24,7 +24,7 @@ from planner.play.memory import MemoryCurve, StageBytes, held_units, memory_curv
 from planner.schedules import ActionKind, Pipeline
 from planner.schedules.compiling import compile_orders
 from planner.schedules.program import KINDS, Code
-from planner.simulate.comparison import Comparison, compare, measured
+from planner.simulate.comparison import TimeComparison, compare, measured
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,7 +94,7 @@ class Timeline:
     lanes: tuple[Lane, ...]
     recompute_s: tuple[float, ...]
     inside_s: np.ndarray
-    comparison: Comparison
+    comparison: TimeComparison
     trace: Trace
     cost: Cost = Cost.MAKESPAN
     iterations: int = 1
@@ -208,7 +208,7 @@ def _exchanges(plan: Plan, rank: int, times: int) -> Counter[int]:
 
 def _compared(
     plan: Plan, copies: int, trace: Trace, times: StageTimes, transfers: Transfers, step_s: float
-) -> Comparison:
+) -> TimeComparison:
     """Compare with the closed form if the plan's time is one, else with its simulated time."""
     predicted_s = plan.predictions.iteration_s
     if not has_closed_form(plan):
