@@ -49,7 +49,7 @@ class Comparison:
         limit_costs: iteration time of the fastest plan by what plans may have once a limit of some training frameworks
             is lifted, None where none fits; empty if that was not asked for.
         price: US dollars for a device and hour, in place of the profile's.
-        setting, decisions: setting and decision of each system, from which `plans_of` makes plans.
+        decisions: setting and decision of each system, from which `plans_of` makes plans.
     """
 
     model: str
@@ -61,8 +61,7 @@ class Comparison:
     precision: str = ""
     limit_costs: Mapping[str, float | None] = field(default_factory=dict)
     price: float | None = None
-    setting: Setting | None = field(default=None, repr=False, compare=False)
-    decisions: tuple[tuple[System, SystemDecision], ...] = field(default=(), repr=False, compare=False)
+    decisions: tuple[tuple[Setting, System, SystemDecision], ...] = field(default=(), repr=False, compare=False)
 
 
 def compare_systems(
@@ -93,7 +92,8 @@ def compare_systems(
     compared = [get(name) for name in tuple(dict.fromkeys(systems)) or (*SYSTEMS.names(), *backend_names())]
     setting = Setting(prices, cluster, job, changes_semantics=semantics == "any")
     best_of_all = {system.key for system in compared if system.best_of_all}
-    decisions = [(system, decide(setting, system)) for system in sorted(compared, key=lambda s: s.best_of_all)]
+    seen = [(setting.seen_by(system), system) for system in sorted(compared, key=lambda s: s.best_of_all)]
+    decisions = [(own, system, decide(own, system)) for own, system in seen]
 
     def rank(row: SystemRow) -> tuple[bool, bool, float, bool, str]:
         unranked = semantics == "sync" and row.semantics is Semantics.ASYNC
@@ -105,13 +105,18 @@ def compare_systems(
         hardware=cluster.name,
         global_batch=job.global_batch,
         semantics=semantics,
-        rows=tuple(sorted((row_of(setting, *decision) for decision in decisions), key=rank)),
+        rows=tuple(sorted((_row(decision, setting.job.precision) for decision in decisions), key=rank)),
         notes=setting.notes,
         precision=setting.job.precision,
         limit_costs=lifted_limits(prices, setting.cluster, setting.job, frameworks) if frameworks else {},
-        setting=setting,
         decisions=tuple(decisions),
     )
+
+
+def _row(decision: tuple[Setting, System, SystemDecision], precision: str) -> SystemRow:
+    """The row of a decision; a note says so if it is made in another precision than that of the comparison."""
+    row, own = row_of(*decision), decision[0].job.precision
+    return row if own == precision else replace(row, notes=(f"in {own}, its own precision", *row.notes))
 
 
 def lifted_limits(prices: Pricer, cluster: Cluster, job: Job, backends: Sequence[Backend]) -> dict[str, float | None]:
@@ -162,7 +167,7 @@ def plan_system(
         PlanError: no plan file can hold its decision; says why.
     """
     system = get(name)
-    setting = Setting(Pricer(graph, cluster, job, strict_ops=strict_ops), cluster, job)
+    setting = Setting(Pricer(graph, cluster, job, strict_ops=strict_ops), cluster, job).seen_by(system)
     refuse_limits(setting, system)
     return plan_of(setting, system, decide(setting, system), provenance)
 
@@ -171,10 +176,10 @@ def plans_of(comparison: Comparison, provenance: Provenance | None = None) -> tu
     """Plans of a comparison by name of the system, and by name why the decisions of others cannot be written as one."""
     plans: dict[str, Plan] = {}
     refused: dict[str, str] = {}
-    for system, decided in comparison.decisions:
-        if comparison.setting is not None and decided.best is not None:
+    for setting, system, decided in comparison.decisions:
+        if decided.best is not None:
             try:
-                plans[system.key] = plan_of(comparison.setting, system, decided, provenance)
+                plans[system.key] = plan_of(setting, system, decided, provenance)
             except (PlanError, InfeasibleError) as error:
                 refused[system.key] = str(error)
     return plans, refused
