@@ -45,7 +45,7 @@ class Comparison:
         semantics: "any" if asynchronous rows are ranked with the others, else "sync".
         rows: fastest first; if `semantics` is "sync", asynchronous rows after the others; infeasible rows last.
         notes: assumptions of all rows.
-        precision: number formats of all rows.
+        precision: number formats of all rows of which no note says otherwise.
         limit_costs: iteration time of the fastest plan by what plans may have once a limit of some training frameworks
             is lifted, None where none fits; empty if that was not asked for.
         price: US dollars for a device and hour, in place of the profile's.
@@ -99,24 +99,19 @@ def compare_systems(
         unranked = semantics == "sync" and row.semantics is Semantics.ASYNC
         return not row.feasible, unranked, row.iteration_s, row.system not in best_of_all, row.system
 
+    apart = [f"{system.key}: in {own.job.precision}, as it trains" for own, system in seen if own is not setting]
     frameworks = [BACKENDS.get(name) for name in dict.fromkeys(freed)]
     return Comparison(
         model=setting.name,
         hardware=cluster.name,
         global_batch=job.global_batch,
         semantics=semantics,
-        rows=tuple(sorted((_row(decision, setting.job.precision) for decision in decisions), key=rank)),
-        notes=setting.notes,
+        rows=tuple(sorted((row_of(*decision) for decision in decisions), key=rank)),
+        notes=(*setting.notes, *apart),
         precision=setting.job.precision,
         limit_costs=lifted_limits(prices, setting.cluster, setting.job, frameworks) if frameworks else {},
         decisions=tuple(decisions),
     )
-
-
-def _row(decision: tuple[Setting, System, SystemDecision], precision: str) -> SystemRow:
-    """The row of a decision; a note says so if it is made in another precision than that of the comparison."""
-    row, own = row_of(*decision), decision[0].job.precision
-    return row if own == precision else replace(row, notes=(f"in {own}, its own precision", *row.notes))
 
 
 def lifted_limits(prices: Pricer, cluster: Cluster, job: Job, backends: Sequence[Backend]) -> dict[str, float | None]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
 import dataclasses
 
+import numpy as np
 import pytest
 
 import planner

@@ -226,6 +226,20 @@ def test_a_framework_of_another_precision_has_the_plan_where_it_is_faster_in_its
     assert plan.predictions.reached_s < others.predictions.reached_s
 
 
+def test_frameworks_are_compared_each_in_its_own_precision() -> None:
+    devices, names = planner.load_cluster("dgx-h100"), ("megatron", "torchtitan")
+    for given, own in (("", OWN), (OWN, OWN)):
+        job = Job(64, precision=given)
+        found = planner.compare_systems(Pricer(llama(), devices, job), devices, job, systems=names)
+        plans, refused = planner.systems.plans_of(found)
+        assert not refused
+        assert plans["torchtitan"].options.precision == own
+        assert plans["megatron"].options.precision == (given or "bf16")
+        assert [note for note in found.notes if OWN in note] == ([f"torchtitan: in {OWN}, as it trains"] * (not given))
+        alone = planner.plan(llama(), devices, Job(64, backends=("torchtitan",)))
+        assert plans["torchtitan"].predictions.reached_s == pytest.approx(alone.predictions.reached_s, rel=0.006)
+
+
 def test_frameworks_of_decoders_are_not_asked_about_other_models() -> None:
     resnet50, devices = planner.load_graph("resnet50"), planner.load_cluster("dgx-h100")
     assert planner.plan(resnet50, devices, Job(64, precision="bf16")).runs_on == ("deepspeed",)
