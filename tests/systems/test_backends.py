@@ -346,6 +346,8 @@ def test_what_ranks_of_a_group_do_otherwise_is_said_by_name() -> None:
 def test_more_ranks_than_heads_need_the_model() -> None:
     assert attention_heads(deep()) == (4, 4)
     assert attention_heads(planner.load_graph("llama3-8b", dims={"seq": 128})) == (32, 8)
+    # 32 heads with 2 of keys and values; 64 heads of its scans in 8 groups, of which every rank has whole ones
+    assert attention_heads(planner.load_graph("nemotron-3-nano", dims={"seq": 128})) == (8, 2)
 
 
 @functools.cache
