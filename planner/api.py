@@ -218,7 +218,8 @@ class _Task:
         told = self.progress
 
         def report(done: int, total: int, best_s: float, bound_s: float) -> None:
-            self.last_progress[:] = [(before + done, before + total, best_s, min(bound_s, lowest_s))]
+            in_all = before + max(done, total)  # a search counts what it has yet to close, and adds to it as it goes
+            self.last_progress[:] = [(before + done, in_all, best_s, min(bound_s, lowest_s))]
             if told is not None:
                 told(*self.last_progress[0])
 
