@@ -27,7 +27,6 @@ from benchmarks.published import markdown
 from benchmarks.recipe_rows import BACKENDS, MODELS, RECIPES, Recipe, Statement, read_recipes
 from planner import schedules
 from planner.costs import JobClass, MeasuredError, error_of
-from planner.costs.precision import best_precision
 from planner.plans.sections import job_class
 
 FEWEST_JOBS = 5
@@ -242,17 +241,15 @@ def plan_rows(predictions: Sequence[Prediction], backend: str, limit_s: float) -
 
 def _own_plan(best: Prediction, backend: str) -> planner.Plan:
     """The plan of a row's job within a framework, under its software; the row's CP, which is looked at on demand only,
-    is among those allowed, and a framework may train in its own kind of the best precision."""
+    is among those allowed."""
     statement = best.recipe.statement
     if statement is None:
         raise planner.UsageError(f"{best.recipe.key} is not stated", hint="plan rows that are")
     degrees = statement.tried[0]
     contexts = (1, degrees.context) if degrees.context > 1 else ()
     backends = (backend, *FULLY_SHARDED.get(backend, ())) if degrees.zero > 1 else (backend,)
-    machine, job = _machine(statement), statement.job
-    precision = "" if job.precision == best_precision(machine.devices) else job.precision
-    job = dataclasses.replace(job, backends=backends, precision=precision, headroom=0.0, context_parallel=contexts)
-    return planner.plan(_graph(statement.model, statement.seq), machine, job)
+    job = dataclasses.replace(statement.job, backends=backends, headroom=0.0, context_parallel=contexts)
+    return planner.plan(_graph(statement.model, statement.seq), _machine(statement), job)
 
 
 @contextlib.contextmanager

@@ -203,6 +203,14 @@ def llama() -> Graph:
     return graph_from_proto(models.build_config(config, seq=16)[0], name="llama")
 
 
+@pytest.mark.parametrize(
+    ("precision", "taken"),
+    [("bf16", False), ("bf16-fp32grad", True), ("bf16:grads=fp32", True), ("fp16:grads=fp32", False), ("fp16", False)],
+)
+def test_a_precision_by_another_name_is_the_same(precision: str, *, taken: bool) -> None:
+    assert BACKENDS.get("torchtitan").trains_in(precision) == taken
+
+
 def test_a_framework_alone_is_planned_in_its_own_precision() -> None:
     devices = planner.load_cluster("dgx-h100")
     alone = Job(64, schedules=("gpipe",), pipeline_stages=(2,))  # neither Megatron nor DeepSpeed has GPipe's order

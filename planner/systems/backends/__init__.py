@@ -131,9 +131,15 @@ class Backend:
         unable = self.unable.get(precision.partition(":")[0], ())
         return not set(modules) & set(unable) and ("*" in self.modules or set(modules) <= set(self.modules))
 
-    def trains_in(self, precision: str) -> bool:
-        """Whether it trains in a precision, options aside; in one that is left open ("") it does."""
-        return not self.formats or not precision or precision.partition(":")[0] in self.formats
+    def trains_in(self, name: str) -> bool:
+        """Whether it trains in a precision, options aside, or in one that comes to the same (`bf16:grads=fp32`).
+
+        In one that is left open ("") it does.
+        """
+        if not self.formats or not name or name.partition(":")[0] in self.formats:
+            return True
+        wanted = dataclasses.replace(precision(name), name="")
+        return any(wanted == dataclasses.replace(precision(own), name="") for own in self.formats)
 
     def own_precision(self, best: str) -> str:
         """The precision of a job that leaves it open: the best of its devices, or its first that computes as that does.
