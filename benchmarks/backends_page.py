@@ -25,7 +25,6 @@ LIMITS = {
 
 KINDS = {
     "precisions": "formats",
-    "precisions of several stages": "formats_in_pipelines",
     "ZeRO stages that go with a precision, where not all do": "zero_of_formats",
     "optimizers": "optimizers",
     "optimizers with ZeRO": "sharded_optimizers",

@@ -21,15 +21,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from planner.bundled import build_bundled, bundled_names
-from planner.decision import certificate_of, decide, joint
+from planner.decision import ABOUT_AS_FAST, certificate_of, decide, joint
 from planner.errors import InfeasibleError, JobError, ModelError, PlanError, Problem, ShardplanError
-from planner.graph import Graph, Note, NoteLevel
+from planner.graph import Graph
 from planner.hardware.types import Cluster, check_devices, with_devices, with_headroom
 from planner.importers import graph_from_proto
 from planner.importers import load_graph as import_file
 from planner.importers.hugging_face import require_dims
 from planner.interpreter import uncollected
-from planner.operators.batching import batch_flow
 from planner.plans import FreeChoice, Plan, Provenance, assemble_priced, seal, summary
 from planner.registry import did_you_mean
 from planner.schedules import OrderError, Schedule, custom_schedule, read_orders
@@ -39,7 +38,7 @@ from planner.solvers.diagnosis import conflict, limited
 from planner.solvers.shapes import by_engine, schedules_with
 from planner.space.cuts import pinned_blocks
 from planner.space.job_options import LIMITS, WIDTHS, allows_single_devices, in_words, without
-from planner.space.jobs import mesh_problem, meshes_for, settled, tensor_ranks
+from planner.space.jobs import allowed_sizes, mesh_problem, meshes_for, settled, tensor_ranks
 from planner.space.pricer import Pricer as Pricer
 from planner.space.recompute_choices import recomputed_modules
 from planner.space.timing import played_s
@@ -115,32 +114,60 @@ def plan(
     """
     own = _own_orders(orders)
     check_devices(cluster, job.devices)
-    job = _settled(job if own is None else dataclasses.replace(job, schedules=(own.name,)), cluster)
+    job = job if own is None else dataclasses.replace(job, schedules=(own.name,))
+    best = settled(job, cluster)
     if job.assume_dropout and not job.dropout:
         raise JobError("dropout masks are both assumed and left out", hint="set dropout, or not assume_dropout")
     backends, reason = _backends(graph, job, own)
-    task = _Task(graph, cluster, job, own, progress, strict_ops, provenance)
+    task = _Task(graph, cluster, _in_own_precision(best, job, backends, cluster), own, progress, strict_ops, provenance)
     if not backends:
         _know_usual(task)
         free_plan = task.assemble(task.explained(task.search))
         return seal(dataclasses.replace(free_plan, free_choice=FreeChoice(reason=reason))) if reason else free_plan
-    return _for_backends(task, backends)
+    return _in_any_precision(task, backends)
 
 
-def _settled(job: Job, cluster: Cluster) -> Job:
-    """The job, settled; in a framework's own precision where none is given and those that are named lack the best one.
-
-    Raises:
-        JobError, UsageError: as of `settled`.
-    """
-    best = settled(job, cluster)
-    named = backends_of(job) if job.backends else ()
-    if job.precision or not named or any(backend.trains_in(best.precision, piped=True) for backend in named):
+def _in_own_precision(best: Job, job: Job, backends: Sequence[Backend], cluster: Cluster) -> Job:
+    """The job, settled; in a framework's own precision where none is given and none of them trains in the best one."""
+    if job.precision or not backends or any(backend.trains_in(best.precision) for backend in backends):
         return best
-    for name in named[0].formats:
+    for name in backends[0].formats:
         with contextlib.suppress(JobError):
             return settled(dataclasses.replace(job, precision=name), cluster)
     return best
+
+
+def _in_any_precision(task: _Task, backends: Sequence[Backend]) -> Plan:
+    """The fastest plan for some frameworks, each in the job's precision or, where that was left open, in its own.
+
+    A framework's own is no faster than the job's. So a plan in it is made only where the framework is the fastest
+    without pipelines, in both, and by more than plans that count as about as fast.
+
+    Raises:
+        InfeasibleError: as of `_for_backends`, in the job's precision.
+        JobError: none of the frameworks does in it what is asked.
+    """
+    here = able(task.job, backends, task.graph)
+    apart = {b.own_precision(task.job.precision): b for b in reversed(backends) if not b.trains_in(task.job.precision)}
+    refused = contradiction(task.job, backends, task.graph)
+    errors: list[ShardplanError] = [JobError(refused.message, hint=refused.hint)] if refused else []
+    found: Plan | None = None
+    try:
+        found = _for_backends(task, here) if here else None
+    except InfeasibleError as error:
+        errors.append(error)
+    for precision in filter(None, apart):
+        limit_s = found.predictions.reached_s if found is not None and found.runs_on else math.inf
+        there = dataclasses.replace(task, job=dataclasses.replace(task.job, precision=precision), pricers=[], known=[])
+        alone = apart[precision].relaxed()
+        if not (task.promises(alone, here, limit_s) and there.promises(alone, (), limit_s)):
+            continue
+        with contextlib.suppress(InfeasibleError):
+            other = _for_backends(there, able(there.job, backends, task.graph))
+            found = other if other.runs_on and other.predictions.reached_s < limit_s else found
+    if found is None:
+        raise errors[0]
+    return found
 
 
 def _know_usual(task: _Task) -> None:
@@ -191,7 +218,8 @@ class _Task:
         told = self.progress
 
         def report(done: int, total: int, best_s: float, bound_s: float) -> None:
-            self.last_progress[:] = [(before + done, before + total, best_s, min(bound_s, lowest_s))]
+            in_all = before + max(done, total)  # a search counts what it has yet to close, and adds to it as it goes
+            self.last_progress[:] = [(before + done, in_all, best_s, min(bound_s, lowest_s))]
             if told is not None:
                 told(*self.last_progress[0])
 
@@ -250,6 +278,16 @@ class _Task:
         if not answers:
             raise errors[0]
         return joint(answers)
+
+    def promises(self, backend: Backend, others: Sequence[Backend], limit_s: float) -> bool:
+        """Whether the search for a framework that others do not stand for finds a plan faster than a time."""
+        if backend not in distinct((*others, backend), self.job):
+            return False
+        try:
+            answer = dataclasses.replace(self, known=[*self.known]).search((backend,))
+            return decide(answer, simplest=False)[1] * (1 + ABOUT_AS_FAST) < limit_s
+        except (InfeasibleError, JobError):
+            return False
 
     def explained(self, find: Callable[[], Answer]) -> Answer:
         """An answer; where the user's own limits leave none, the error says which of them exclude everything.
@@ -446,37 +484,3 @@ def _feasible_s(like: Pricer, job: Job, *, diagnose: bool = False) -> float | No
     except (JobError, ModelError):  # no size of the model divides this batch, say: no plan either
         return None
     return answer.best.evaluation.iteration_s
-
-
-def allowed_sizes(graph: Graph, job: Job) -> tuple[Graph, tuple[int, ...]]:
-    """Micro-batch sizes to search; only the exported one where a node stops the batch, and the graph with a note of it.
-
-    Raises:
-        ModelError: a node stops the batch, and the exported one is not allowed or does not divide the global batch.
-    """
-    if job.micro_batches == (graph.batch,):
-        return graph, job.micro_batches
-    try:
-        batch_flow(graph)
-    except ModelError as error:
-        allowed = not job.micro_batches or graph.batch in job.micro_batches
-        if graph.batch < 1 or not allowed or job.global_batch % graph.batch:
-            raise _stopped(graph, job, error) from error
-        message = f"{error.problem.message}; planned with micro-batches of {graph.batch}, as exported"
-        note = Note(NoteLevel.WARNING, "fixed-batch", message, error.problem.where)
-        report = dataclasses.replace(graph.report, notes=(*graph.report.notes, note))
-        return dataclasses.replace(graph, report=report), (graph.batch,)
-    return graph, job.micro_batches
-
-
-def _stopped(graph: Graph, job: Job, error: ModelError) -> ModelError:
-    """The error of a batch that cannot be changed, with what would help in this job."""
-    if graph.batch < 1:
-        return error
-    size, problem = graph.batch, error.problem
-    hint = f"use a global batch that {size} divides" if job.global_batch % size else f"allow micro-batches of {size}"
-    return ModelError(
-        problem.message,
-        where=problem.where,
-        hint=f"{hint}, as exported, or export the model with a dynamic batch axis",
-    )

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 from planner import api
-from planner.api import allowed_sizes
 from planner.documents import KeyPath
 from planner.errors import InfeasibleError, PlanError, ShardplanError
 from planner.graph import Graph
@@ -31,6 +30,7 @@ from planner.prediction import predict
 from planner.simulate import closed_form_s, simulate
 from planner.simulate.timeline import times_of
 from planner.space import evaluate, play_terms
+from planner.space.jobs import allowed_sizes
 from planner.space.pricer import Pricer
 from planner.space.types import Certificate, Violation
 from planner.systems import decide_again

@@ -135,6 +135,17 @@ class Precision:
         """The formats that matrix units must compute in."""
         return (self.format, self.narrow.name) if self.narrow else (self.format,)
 
+    def computes_as(self, other: Precision) -> bool:
+        """Whether passes take as long as in another precision, and nothing fewer bytes: plans are no faster in it."""
+        own, its = (
+            (each.weight_bytes, each.gradient_bytes, each.master_bytes, each.spare_bytes, each.copy_bytes)
+            for each in (self, other)
+        )
+        alike = (self.formats, self.compute, self.first, self.last) == (
+            other.formats, other.compute, other.first, other.last
+        )  # fmt: skip
+        return alike and all(mine >= there for mine, there in zip(own, its, strict=True))
+
     def lacks(self, device: Device) -> tuple[str, ...]:
         """The formats that a device does not compute in."""
         return tuple(name for name in self.formats if name not in device.matrix_flop_per_s)
@@ -251,7 +262,9 @@ def best_precision(devices: Sequence[Device]) -> str:
 
 def precision_remark(name: str, devices: Sequence[Device]) -> str:
     """Why a precision was chosen where none was asked for: which devices lack a better one; empty for the best."""
-    better = BEST_FIRST[: BEST_FIRST.index(name)] if name in BEST_FIRST else ()
+    if name not in BEST_FIRST:
+        return "as the framework trains"
+    better = BEST_FIRST[: BEST_FIRST.index(name)]
     lacking = {p: [d.name for d in devices if PRECISIONS[p].lacks(d)] for p in better}
     return "; ".join(f"no {p} on {', '.join(names)}" for p, names in lacking.items() if names)
 

@@ -35,7 +35,6 @@ GALVATRON = dataclasses.replace(
     },
     schedules=("1f1b", "gpipe"),
     formats=tuple(FORMATS),
-    formats_in_pipelines=(),
     optimizers=("adam", "adamw"),
     structure=dataclasses.replace(
         _TITAN.structure, alike=False, axes=("tensor", "context"), some_layers=True, zero_in_pipelines=()

@@ -27,7 +27,6 @@ TORCH = dataclasses.replace(
         "1f1b", "gpipe", "dapple", "interleaved", "hanayo", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "dualpipe-v",
     ),
     formats=(),
-    formats_in_pipelines=(),
     decoders=False,
     structure=dataclasses.replace(_TITAN.structure, axes=("tensor",), some_layers=True),
 )  # fmt: skip

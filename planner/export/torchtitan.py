@@ -32,7 +32,7 @@ SCHEDULES = {
 BY_ORDERS = "PipelineScheduleMulti"
 """Schedule name that torchtitan wants beside a CSV file."""
 
-TYPES = {"bf16-fp32grad": ("bfloat16", "float32"), "bf16": ("bfloat16", "float32"), "fp32": ("float32", "float32")}
+TYPES = {"bf16-fp32grad": ("bfloat16", "float32"), "fp32": ("float32", "float32")}
 """Types of weights in the passes, and of gradients while they are reduced, by precision."""
 
 BACKEND = BACKENDS.get("torchtitan")

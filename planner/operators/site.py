@@ -273,6 +273,7 @@ class Rule:
         linear: it commutes with sums, so that partial operands give partial results.
         statistics: what cuts of its coupled dimensions exchange; None where no exchange is known.
         joint: dimensions that may be cut together.
+        scans: its heads hand a state from token to token, and share directions in groups (dimension `g`).
     """
 
     build: RuleFunction | None = None
@@ -298,6 +299,7 @@ class Rule:
     linear: bool = False
     statistics: Statistics | None = None
     joint: JointCut | None = None
+    scans: bool = False
 
     @property
     def uncut(self) -> frozenset[str]:

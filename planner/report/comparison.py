@@ -75,14 +75,14 @@ def comparison_report(comparison: Comparison, remark: str = "") -> Report:
 
 def headline_of_row(comparison: Comparison, row: SystemRow) -> Headline | None:
     """The headline of one row; None if it does not fit or lacks figures."""
-    setting = comparison.setting
+    setting = next((own for own, system, _ in comparison.decisions if system.key == row.system), None)
     if setting is None or row.memory is None or not row.feasible:
         return None
     headline = headline_of(
         setting.prices.graph_at(row.micro_batch),
         setting.cluster,
         setting.prices.profiles(row.micro_batch)[0],
-        chosen=precision(comparison.precision),
+        chosen=precision(setting.job.precision),
         global_batch=comparison.global_batch,
         ranks=range(row.devices),
         iteration_s=row.iteration_s,

@@ -129,14 +129,20 @@ STEP_SPLITS = ("s", "u", "ring")
 
 @per_graph
 def attention_heads(graph: Graph) -> tuple[int, int]:
-    """Greatest common divisors of all attentions' heads and key-value heads; zeros without attention."""
+    """Greatest common divisors of all attentions' heads and key-value heads; zeros without attention.
+
+    The groups in which heads of a scan share directions divide both: every rank has whole ones (Megatron,
+    core/ssm/mamba_mixer.py).
+    """
     heads, groups = 0, 0
     specs = graph_specs(graph)
     for i in call_classes(graph).first:
-        if rule_of(graph.nodes[i].op).joint is JointCut.RING:
+        rule = rule_of(graph.nodes[i].op)
+        if rule.joint is JointCut.RING or rule.scans:
             sizes = {d.name: d.size for nest in specs[i].nests for d in nest.dims if d.name in _HEADS}
-            heads = math.gcd(heads, math.prod(sizes.values()))
-            groups = math.gcd(groups, sizes.get("g", math.prod(sizes.values())))
+            own = sizes.get("g", math.prod(sizes.values()))
+            heads = math.gcd(heads, own if rule.scans else math.prod(sizes.values()))
+            groups = math.gcd(groups, own)
     return heads, groups
 
 

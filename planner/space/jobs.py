@@ -7,12 +7,13 @@ import math
 from collections.abc import Callable, Sequence
 
 from planner.costs.precision import Precision, best_precision, precision, supported_precision
-from planner.errors import JobError
+from planner.errors import JobError, ModelError
 from planner.exchange import recipes
-from planner.graph import Graph, TensorKind
+from planner.graph import Graph, Note, NoteLevel, TensorKind
 from planner.graph.types import per_graph
 from planner.hardware.types import Cluster
 from planner.operators import JointCut, OpCall, rule_of
+from planner.operators.batching import batch_flow
 from planner.operators.specs import call_classes, graph_specs
 from planner.sharding.choices import expert_dims
 from planner.sharding.limits import attention_heads, deals_heads
@@ -354,3 +355,37 @@ def precision_of(job: Job, cluster: Cluster) -> Precision:
 def overlap_of(job: Job, cluster: Cluster) -> float:
     """The fraction of a pass behind which exchanges hide, of a job, settled or not."""
     return cluster.stack.overlap if job.overlap is None else job.overlap
+
+
+def allowed_sizes(graph: Graph, job: Job) -> tuple[Graph, tuple[int, ...]]:
+    """Micro-batch sizes to search; only the exported one where a node stops the batch, and the graph with a note of it.
+
+    Raises:
+        ModelError: a node stops the batch, and the exported one is not allowed or does not divide the global batch.
+    """
+    if job.micro_batches == (graph.batch,):
+        return graph, job.micro_batches
+    try:
+        batch_flow(graph)
+    except ModelError as error:
+        allowed = not job.micro_batches or graph.batch in job.micro_batches
+        if graph.batch < 1 or not allowed or job.global_batch % graph.batch:
+            raise _stopped(graph, job, error) from error
+        message = f"{error.problem.message}; planned with micro-batches of {graph.batch}, as exported"
+        note = Note(NoteLevel.WARNING, "fixed-batch", message, error.problem.where)
+        report = dataclasses.replace(graph.report, notes=(*graph.report.notes, note))
+        return dataclasses.replace(graph, report=report), (graph.batch,)
+    return graph, job.micro_batches
+
+
+def _stopped(graph: Graph, job: Job, error: ModelError) -> ModelError:
+    """The error of a batch that cannot be changed, with what would help in this job."""
+    if graph.batch < 1:
+        return error
+    size, problem = graph.batch, error.problem
+    hint = f"use a global batch that {size} divides" if job.global_batch % size else f"allow micro-batches of {size}"
+    return ModelError(
+        problem.message,
+        where=problem.where,
+        hint=f"{hint}, as exported, or export the model with a dynamic batch axis",
+    )

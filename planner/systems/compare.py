@@ -45,11 +45,11 @@ class Comparison:
         semantics: "any" if asynchronous rows are ranked with the others, else "sync".
         rows: fastest first; if `semantics` is "sync", asynchronous rows after the others; infeasible rows last.
         notes: assumptions of all rows.
-        precision: number formats of all rows.
+        precision: number formats of all rows of which no note says otherwise.
         limit_costs: iteration time of the fastest plan by what plans may have once a limit of some training frameworks
             is lifted, None where none fits; empty if that was not asked for.
         price: US dollars for a device and hour, in place of the profile's.
-        setting, decisions: setting and decision of each system, from which `plans_of` makes plans.
+        decisions: setting and decision of each system, from which `plans_of` makes plans.
     """
 
     model: str
@@ -61,8 +61,7 @@ class Comparison:
     precision: str = ""
     limit_costs: Mapping[str, float | None] = field(default_factory=dict)
     price: float | None = None
-    setting: Setting | None = field(default=None, repr=False, compare=False)
-    decisions: tuple[tuple[System, SystemDecision], ...] = field(default=(), repr=False, compare=False)
+    decisions: tuple[tuple[Setting, System, SystemDecision], ...] = field(default=(), repr=False, compare=False)
 
 
 def compare_systems(
@@ -93,23 +92,24 @@ def compare_systems(
     compared = [get(name) for name in tuple(dict.fromkeys(systems)) or (*SYSTEMS.names(), *backend_names())]
     setting = Setting(prices, cluster, job, changes_semantics=semantics == "any")
     best_of_all = {system.key for system in compared if system.best_of_all}
-    decisions = [(system, decide(setting, system)) for system in sorted(compared, key=lambda s: s.best_of_all)]
+    seen = [(setting.seen_by(system), system) for system in sorted(compared, key=lambda s: s.best_of_all)]
+    decisions = [(own, system, decide(own, system)) for own, system in seen]
 
     def rank(row: SystemRow) -> tuple[bool, bool, float, bool, str]:
         unranked = semantics == "sync" and row.semantics is Semantics.ASYNC
         return not row.feasible, unranked, row.iteration_s, row.system not in best_of_all, row.system
 
+    apart = [f"{system.key}: in {own.job.precision}, as it trains" for own, system in seen if own is not setting]
     frameworks = [BACKENDS.get(name) for name in dict.fromkeys(freed)]
     return Comparison(
         model=setting.name,
         hardware=cluster.name,
         global_batch=job.global_batch,
         semantics=semantics,
-        rows=tuple(sorted((row_of(setting, *decision) for decision in decisions), key=rank)),
-        notes=setting.notes,
+        rows=tuple(sorted((row_of(*decision) for decision in decisions), key=rank)),
+        notes=(*setting.notes, *apart),
         precision=setting.job.precision,
         limit_costs=lifted_limits(prices, setting.cluster, setting.job, frameworks) if frameworks else {},
-        setting=setting,
         decisions=tuple(decisions),
     )
 
@@ -162,7 +162,7 @@ def plan_system(
         PlanError: no plan file can hold its decision; says why.
     """
     system = get(name)
-    setting = Setting(Pricer(graph, cluster, job, strict_ops=strict_ops), cluster, job)
+    setting = Setting(Pricer(graph, cluster, job, strict_ops=strict_ops), cluster, job).seen_by(system)
     refuse_limits(setting, system)
     return plan_of(setting, system, decide(setting, system), provenance)
 
@@ -171,10 +171,10 @@ def plans_of(comparison: Comparison, provenance: Provenance | None = None) -> tu
     """Plans of a comparison by name of the system, and by name why the decisions of others cannot be written as one."""
     plans: dict[str, Plan] = {}
     refused: dict[str, str] = {}
-    for system, decided in comparison.decisions:
-        if comparison.setting is not None and decided.best is not None:
+    for setting, system, decided in comparison.decisions:
+        if decided.best is not None:
             try:
-                plans[system.key] = plan_of(comparison.setting, system, decided, provenance)
+                plans[system.key] = plan_of(setting, system, decided, provenance)
             except (PlanError, InfeasibleError) as error:
                 refused[system.key] = str(error)
     return plans, refused

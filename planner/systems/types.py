@@ -211,6 +211,15 @@ class Setting:
         self.results: dict[str, SystemDecision] = {}
         self._unlimited_job = replace(without(self.job, LIMITS), devices=self.job.devices, micro_batches=())
 
+    def seen_by(self, system: System) -> Setting:
+        """The setting in which a system decides: this one, or a framework's own precision where that is open."""
+        best, framework = self.job.precision, system.framework
+        own = framework.own_precision(best) if framework and not self.user_job.precision else best
+        if own in ("", best):
+            return self
+        job, graph, cluster = replace(self.user_job, precision=own), self.prices.graph, self.prices.cluster
+        return Setting(Pricer(graph, cluster, job), cluster, job, changes_semantics=self.changes_semantics)
+
     @functools.cached_property
     def model_states_bytes(self) -> float:
         """Bytes of weights, gradients and optimizer state of the model; tied weights count once."""

@@ -112,11 +112,13 @@ def test_what_does_not_fit_at_a_fixed_batch_is_said_without_other_sizes() -> Non
     assert "micro-batch 1" not in str(raised.value)
 
 
-def test_progress_is_told_and_ends_with_the_bound_reached() -> None:
+@pytest.mark.parametrize("model", ["resnet50", "llama3.2-1b"])
+def test_progress_is_told_and_ends_with_the_bound_reached(model: str) -> None:
     calls: list[tuple[int, int, float, float]] = []
-    graph, cluster = planner.load_graph("resnet50"), planner.load_cluster("dgx-a100")
+    graph, cluster = planner.load_graph(model), planner.load_cluster("dgx-h100")
     plan = planner.plan(graph, cluster, planner.Job(global_batch=64), progress=lambda *told: calls.append(told))
     assert [done for done, *_ in calls] == sorted(done for done, *_ in calls)
+    assert all(done <= total for done, total, *_ in calls)
     assert calls[-1][0] == calls[-1][1]
     assert calls[-1][2] == pytest.approx(plan.predictions.simulated_iteration_s, rel=1e-6)
     assert calls[-1][3] == pytest.approx(plan.predictions.bound_s, rel=1e-6)

@@ -18,7 +18,10 @@ from tests.export.plans import graph, plan
 ALONE = ("jax", "transformers")
 """Exporters without pipelines."""
 SHARDED = {"torchtitan": 1}
-FORMAT = dict.fromkeys(export.names(), "bf16") | {"torchtitan": "bf16-fp32grad"}
+OWN = "bf16-fp32grad"
+"""In which torchtitan trains."""
+
+FORMAT = dict.fromkeys(export.names(), "bf16") | {"torchtitan": OWN}
 """ZeRO stage and precision of a pipeline that each takes, others than 0 and bf16."""
 
 
@@ -102,7 +105,7 @@ def test_tied_weights_experts_modules_and_formats_for_megatron() -> None:
     with pytest.raises(PlanError, match="attn_proj in the host's memory without core_attn"):
         files(plan("llama3.2-1b", zero=1, offload=("attn_proj",)), "megatron")
     with pytest.raises(PlanError, match=r"torchtitan lacks activations in the host's memory \(core_attn\)"):
-        files(plan("llama3.2-1b", zero=2, offload=("core_attn",)), "torchtitan")
+        files(plan("llama3.2-1b", zero=2, offload=("core_attn",), precision=OWN), "torchtitan")
     context = files(plan("llama3-8b", context=2, tensor=2, zero=0), "megatron")["arguments.txt"].splitlines()
     assert "--context-parallel-size 2" in context
     assert "--use-distributed-optimizer" not in context
@@ -324,7 +327,7 @@ def test_the_page_says_what_was_mapped_and_what_not(name: str) -> None:
         ("megatron", {"model": "llama3-8b", "pipeline": 2, "starts": ("model.layers.15[2/2]",)}, "layers divided"),
         ("torchtitan", {"model": "llama3-8b", "zero": 1}, "torchtitan lacks ZeRO-1"),
         ("torchtitan", {"model": "llama3.2-1b", "pipeline": 2}, "tied parameters"),
-        ("torchtitan", {"model": "mixtral-8x7b", "expert": 4}, "no FSDP ranks"),
+        ("torchtitan", {"model": "mixtral-8x7b", "expert": 4, "precision": OWN}, "no FSDP ranks"),
         ("torchtitan", {"model": "llama3-8b", "repeats": ("layernorm",)}, "lacks modules recomputed alone (layernorm)"),
         ("deepspeed", {"model": "llama3-8b", "pipeline": 2, "zero": 2}, "ZeRO-2 in a pipeline"),
         ("deepspeed", {"model": "llama3-8b", "tensor": 2}, "cut by the sequence"),

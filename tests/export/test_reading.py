@@ -118,7 +118,7 @@ def test_what_layers_of_frameworks_split_otherwise_is_named() -> None:
 
 @pytest.mark.parametrize("name", TITLES)
 def test_plans_for_a_framework_split_weights_as_its_layers_do(name: str) -> None:
-    job = planner.Job(64, precision="bf16", backends=(name,), tensor_parallel=(2,), pipeline_stages=(1,))
+    job = planner.Job(64, backends=(name,), tensor_parallel=(2,), pipeline_stages=(1,))
     found = planner.plan(graph("llama3.2-1b"), planner.load_cluster("dgx-h100"), job)
     assert {style for _, style in readings.module_styles(found)} >= {"colwise", "rowwise", "embedding rows"}
     assert readings.split_otherwise(found) == ()

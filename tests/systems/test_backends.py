@@ -109,8 +109,8 @@ def test_tensors_between_layers_lie_as_a_framework_has_them(name: str, lies: set
     assert {boundary for own in limited.shardings for boundary in own.boundaries} <= lies
     assert name in limited.runs_on
     assert {boundary for own in sequence.shardings for boundary in own.boundaries} == {"sequence"}
-    said = list(lacks(sequence, BACKENDS.get(name), gpt2()))
-    assert said == (["tensors between layers cut by the sequence"] if "sequence" not in lies else [])
+    said = {words for words in lacks(sequence, BACKENDS.get(name), gpt2()) if "precision" not in words}
+    assert said == ({"tensors between layers cut by the sequence"} if "sequence" not in lies else set())
 
 
 @functools.cache
@@ -124,21 +124,22 @@ def planned(*names: str, **limits: Any) -> Plan:
 
 
 @functools.cache
-def planned_on(machine: str, name: str) -> Plan:
+def planned_on(machine: str, name: str, precision: str = "") -> Plan:
     """A GPT of one layer on one of the machines, for a framework or for any."""
-    job = Job(global_batch=4, micro_batches=(1, 2), precision="bf16", backends=(name,))
+    job = Job(global_batch=4, micro_batches=(1, 2), precision=precision, backends=(name,))
     return planner.plan(gpt(), four(*MACHINES[machine]), job)
 
 
 @pytest.mark.parametrize("name", backend_names())
 @pytest.mark.parametrize("machine", MACHINES)
 def test_a_plan_for_a_framework_is_taken_by_it_and_no_faster_than_any(name: str, machine: str) -> None:
-    devices, free = four(*MACHINES[machine]), planned_on(machine, "any")
+    devices = four(*MACHINES[machine])
     try:
         plan = planned_on(machine, name)
     except planner.InfeasibleError:
         assert machine == "scarce"
         return
+    free = planned_on(machine, "any", plan.options.precision)
     assert plan.runs_on == (name,)
     assert plan.options.backends == (name,)
     assert planner.check_plan(plan, gpt(), devices, backends=(name,)).findings == ()
@@ -151,7 +152,7 @@ def test_a_plan_for_a_framework_is_taken_by_it_and_no_faster_than_any(name: str,
 @pytest.mark.parametrize("machine", [name for name in MACHINES if name != "scarce"])
 def test_a_plan_where_nobody_says_for_what_is_as_fast_as_for_each_framework_and_proven_for_all(machine: str) -> None:
     each = [planned_on(machine, name) for name in usual_backends()]
-    job = Job(global_batch=4, micro_batches=(1, 2), precision="bf16")
+    job = Job(global_batch=4, micro_batches=(1, 2))
     plan = planner.plan(gpt(), four(*MACHINES[machine]), job)
     assert plan.runs_on
     assert plan.predictions.reached_s <= min(other.predictions.reached_s for other in each) * 1.005
@@ -165,7 +166,7 @@ def test_a_framework_whose_plans_others_take_needs_no_search() -> None:
     def needed(count: int, job: Job) -> list[str]:
         return [backend.key for backend in distinct(usual[:count], job)]
 
-    assert needed(3, Job(8, precision="bf16")) == ["megatron", "torchtitan"]  # all of DeepSpeed's are theirs
+    assert needed(3, Job(8, precision="fp32")) == ["megatron", "torchtitan"]  # all of DeepSpeed's are theirs
     assert needed(2, Job(8, precision="bf16")) == ["deepspeed", "megatron"]  # ZeRO-2 without pipelines
     assert needed(1, Job(8, precision="bf16")) == ["deepspeed"]
     assert needed(2, Job(8, precision="bf16", optimizer="sgd")) == ["deepspeed", "megatron"]  # ZeRO shards Adam alone
@@ -186,6 +187,65 @@ def test_a_decoder_has_layers_of_one_kind_and_perhaps_predictors(
 ) -> None:
     assert kinds_of_layers(names) == kinds
     assert is_decoder(names) == (len(kinds) == 1)
+
+
+OWN = "bf16-fp32grad"
+"""In which torchtitan trains."""
+
+
+@functools.cache
+def llama() -> Graph:
+    """Two layers whose weights are not tied."""
+    config = {
+        "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 512,
+        "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 512, "tie_word_embeddings": False,
+    }  # fmt: skip
+    return graph_from_proto(models.build_config(config, seq=16)[0], name="llama")
+
+
+@pytest.mark.parametrize(
+    ("precision", "taken"),
+    [("bf16", False), ("bf16-fp32grad", True), ("bf16:grads=fp32", True), ("fp16:grads=fp32", False), ("fp16", False)],
+)
+def test_a_precision_by_another_name_is_the_same(precision: str, *, taken: bool) -> None:
+    assert BACKENDS.get("torchtitan").trains_in(precision) == taken
+
+
+def test_a_framework_alone_is_planned_in_its_own_precision() -> None:
+    devices = planner.load_cluster("dgx-h100")
+    alone = Job(64, schedules=("gpipe",), pipeline_stages=(2,))  # neither Megatron nor DeepSpeed has GPipe's order
+    for job in (Job(64, backends=("torchtitan",)), alone):
+        plan = planner.plan(llama(), devices, job)
+        assert plan.runs_on == ("torchtitan",)
+        assert plan.options.precision == OWN
+        assert planner.check_plan(plan, graph=llama(), cluster=devices).findings == ()
+
+
+def test_a_framework_of_another_precision_has_the_plan_where_it_is_faster_in_its_own() -> None:
+    """Fully sharded ranks that pass keys around hold a long sequence without recomputation: Megatron repeats layers."""
+    graph, devices = planner.load_graph("llama3.1-8b", dims={"seq": 65536}), planner.load_cluster("dgx-h100")
+    job = Job(8, pipeline_stages=(1,))
+    plan = planner.plan(graph, devices, job)
+    assert (plan.runs_on, plan.options.precision) == (("torchtitan",), OWN)
+    given = planner.plan(graph, devices, dataclasses.replace(job, precision=OWN))
+    assert planner.dump_plan(given) == planner.dump_plan(plan)
+    others = planner.plan(graph, devices, dataclasses.replace(job, precision="bf16"))
+    assert "torchtitan" not in others.runs_on
+    assert plan.predictions.reached_s < others.predictions.reached_s
+
+
+def test_frameworks_are_compared_each_in_its_own_precision() -> None:
+    devices, names = planner.load_cluster("dgx-h100"), ("megatron", "torchtitan")
+    for given, own in (("", OWN), (OWN, OWN)):
+        job = Job(64, precision=given)
+        found = planner.compare_systems(Pricer(llama(), devices, job), devices, job, systems=names)
+        plans, refused = planner.systems.plans_of(found)
+        assert not refused
+        assert plans["torchtitan"].options.precision == own
+        assert plans["megatron"].options.precision == (given or "bf16")
+        assert [note for note in found.notes if OWN in note] == ([f"torchtitan: in {OWN}, as it trains"] * (not given))
+        alone = planner.plan(llama(), devices, Job(64, backends=("torchtitan",)))
+        assert plans["torchtitan"].predictions.reached_s == pytest.approx(alone.predictions.reached_s, rel=0.006)
 
 
 def test_frameworks_of_decoders_are_not_asked_about_other_models() -> None:
@@ -244,7 +304,7 @@ def test_what_a_framework_lacks_is_said_by_name() -> None:
     plan = pipeline()
     assert lacking(plan, "megatron", "deepspeed") == []
     assert lacking(plan, "torchtitan") == [
-        "torchtitan lacks tied parameters", "torchtitan lacks the precision bf16 in a pipeline"
+        "torchtitan lacks tied parameters", "torchtitan lacks the precision bf16"
     ]  # fmt: skip
     assert lacking(plan, "fsdp") == ["FSDP lacks a pipeline of stages", "FSDP lacks ZeRO-1"]
     unequal = with_stage(plan, 0, replicas=plan.stages[0].replicas[:1])
@@ -294,6 +354,8 @@ def test_what_ranks_of_a_group_do_otherwise_is_said_by_name() -> None:
 def test_more_ranks_than_heads_need_the_model() -> None:
     assert attention_heads(deep()) == (4, 4)
     assert attention_heads(planner.load_graph("llama3-8b", dims={"seq": 128})) == (32, 8)
+    # 32 heads with 2 of keys and values; 64 heads of its scans in 8 groups, of which every rank has whole ones
+    assert attention_heads(planner.load_graph("nemotron-3-nano", dims={"seq": 128})) == (8, 2)
 
 
 @functools.cache
@@ -337,14 +399,14 @@ def test_ranks_along_one_axis_beyond_the_key_value_heads_are_no_tensor_parallel_
         ({"backends": ("fsdp",), "tensor_parallel": (2,)}, "FSDP shares no operator among ranks (use --tp 1"),
         ({"backends": ("fsdp",), "expert_parallel": (2,)}, "FSDP shares no operator among ranks (use --ep 1"),
         ({"backends": ("fsdp",), "context_parallel": (2,)}, "FSDP shares no operator among ranks (use --cp 1"),
-        ({"backends": ("torchtitan",), "tensor_parallel": (8,)}, "8 ranks for 4 of them (use --tp 4"),
+        ({"backends": ("torchtitan",), "precision": "", "tensor_parallel": (8,)}, "8 ranks for 4 of them (use --tp 4"),
         ({"backends": ("megatron",), "tensor_parallel": (3,)}, "3 ranks for 4 of them (use --tp 2"),
         ({"backends": ("torchtitan",), "precision": "bf16-pure"}, "torchtitan has no precision bf16-pure (use"),
-        ({"backends": ("torchtitan",), "pipeline_stages": (2,)}, "torchtitan has no precision bf16 in a pipeline (use"),
+        ({"backends": ("torchtitan",)}, "torchtitan has no precision bf16 (use --precision bf16-fp32grad or fp32, or"),
         ({"backends": ("deepspeed",), "optimizer": "adafactor"}, "DeepSpeed has no optimizer adafactor (use"),
         ({"backends": ("megatron",), "optimizer": "sgd", "zero": (1,)}, "Megatron has no ZeRO stage 1 (use 0, or"),
         (
-            {"backends": ("torchtitan",), "zero": (1,), "pipeline_stages": (1,)},
+            {"backends": ("torchtitan",), "precision": "", "zero": (1,), "pipeline_stages": (1,)},
             "torchtitan has ZeRO 0 or 2 or 3 in one stage",
         ),
         ({"backends": ("megatron", "any")}, "a plan for any is for no framework by name"),

@@ -32,9 +32,7 @@ def latent() -> Graph:
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("byte_per_s", [1e9, 1e11])
 def test_the_key_that_heads_share_is_whole_on_all_ranks(framework: str, ranks: int, byte_per_s: float) -> None:
-    job = planner.Job(
-        global_batch=8, micro_batches=(1,), precision="bf16", tensor_parallel=(ranks,), backends=(framework,)
-    )
+    job = planner.Job(global_batch=8, micro_batches=(1,), tensor_parallel=(ranks,), backends=(framework,))
     plan = planner.plan(latent(), four(byte_per_s, 10**9), job)
     assert plan.runs_on == (framework,)
     splits = {

@@ -122,6 +122,7 @@ def _spec(site: Site, nest: LoopNest, scan: _Scan, saved: tuple[Saved, ...], ker
     infer=as_first,
     ranks={**dict.fromkeys(range(4), (3,)), **dict.fromkeys((4, 5, 6), (1,))},
     heavy=True,
+    scans=True,
 ).of("shardplan.StateSpaceScan")
 def state_space_scan(site: Site) -> OpSpec:
     """Mamba-2's scan of `x [b t h e]` with directions `B`, `C` `[b t g d]` that a group of heads shares, as one call.
@@ -153,6 +154,7 @@ def state_space_scan(site: Site) -> OpSpec:
     travel=partial(along_nests, broadcast=False),
     ranks={**dict.fromkeys((0, 1, 2, 4, 5), (3,)), 3: (4,)},
     heavy=True,
+    scans=True,
 ).of("LinearAttention")
 def linear_attention(site: Site) -> OpSpec:
     """The standard's linear attention in its four rules; several query heads may share a state.

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from planner.costs.precision import precision
 from planner.errors import JobError, Problem
 from planner.graph import Chain, Graph
 from planner.graph.blocks import build_chain, layer_of
@@ -62,7 +63,6 @@ class Backend:
         schedules: orders of work, names in `planner.schedules`; empty without pipelines.
         zero: ZeRO stages of plans with one stage; of those with several `structure.zero_in_pipelines`, if it says some.
         formats: precisions that it trains in, without their options, the usual one first; empty for any.
-        formats_in_pipelines: those of plans with several stages; empty for all of `formats`.
         zero_of_formats: by precision, the ZeRO stages that go with it, where not all do.
         optimizers: those that it has; empty for any.
         sharded_optimizers: those whose state ZeRO can shard; empty for all.
@@ -86,7 +86,6 @@ class Backend:
     zero: tuple[int, ...]
     structure: Structure
     formats: tuple[str, ...] = ()
-    formats_in_pipelines: tuple[str, ...] = ()
     zero_of_formats: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     optimizers: tuple[str, ...] = ()
     sharded_optimizers: tuple[str, ...] = ()
@@ -132,10 +131,27 @@ class Backend:
         unable = self.unable.get(precision.partition(":")[0], ())
         return not set(modules) & set(unable) and ("*" in self.modules or set(modules) <= set(self.modules))
 
-    def trains_in(self, precision: str, *, piped: bool = False) -> bool:
-        """Whether it trains in a precision, options aside: plans with several stages, or those with one."""
-        formats = (self.formats_in_pipelines if piped else ()) or self.formats
-        return not formats or not precision or precision.partition(":")[0] in formats
+    def trains_in(self, name: str) -> bool:
+        """Whether it trains in a precision, options aside, or in one that comes to the same (`bf16:grads=fp32`).
+
+        In one that is left open ("") it does.
+        """
+        if not self.formats or not name or name.partition(":")[0] in self.formats:
+            return True
+        wanted = dataclasses.replace(precision(name), name="")
+        return any(wanted == dataclasses.replace(precision(own), name="") for own in self.formats)
+
+    def own_precision(self, best: str) -> str:
+        """The precision of a job that leaves it open: the best of its devices, or its first that computes as that does.
+
+        Returns "" where it has none of these.
+        """
+        alike = (name for name in self.formats if precision(name).computes_as(precision(best)))
+        return best if self.trains_in(best) else next(alike, "")
+
+    def relaxed(self) -> Backend:
+        """The framework without its pipelines and as if it trained in any precision."""
+        return dataclasses.replace(self, formats=(), can=self.can - PIPELINE, schedules=())
 
     def zero_for(self, precision: str, optimizer: str, *, piped: bool) -> tuple[int, ...]:
         """ZeRO stages with a precision and an optimizer, of plans with several stages or with one."""
@@ -199,8 +215,8 @@ def distinct(backends: Sequence[Backend], job: Job) -> tuple[Backend, ...]:
 
 def _zero_kinds(backend: Backend, job: Job) -> set[tuple[int, bool]]:
     """(ZeRO stage, whether beside a pipeline) of the plans of a job that a framework takes."""
-    able = (piped for piped in {False, backend.pipelines} if backend.trains_in(job.precision, piped=piped))
-    return {(zero, piped) for piped in able for zero in backend.zero_for(job.precision, job.optimizer, piped=piped)}
+    deep = {False, backend.pipelines}
+    return {(zero, piped) for piped in deep for zero in backend.zero_for(job.precision, job.optimizer, piped=piped)}
 
 
 def _takes_all(other: Backend, backend: Backend, piped: bool) -> bool:
@@ -267,8 +283,7 @@ def within_limits(job: Job, backends: Sequence[Backend]) -> Job:
     if not backends:
         limits = _offload_limits([backend for _, backend in BACKENDS.items()])
         return dataclasses.replace(job, structure=dataclasses.replace(job.structure, offloads=limits["offloads"]))
-    piped = [backend for backend in backends if backend.pipelines and backend.trains_in(job.precision, piped=True)]
-    most = job.max_stages if piped else 1
+    most = job.max_stages if any(backend.pipelines for backend in backends) else 1
     single = (most or max(job.pipeline_stages, default=0)) == 1
     zero = {
         z
@@ -368,13 +383,10 @@ def _too_deep(job: Job, backend: Backend, chain: Chain, other: str) -> Problem |
 
 
 def _unlike_formats(job: Job, backend: Backend, other: str) -> Problem | None:
-    """A precision or an optimizer that a framework lacks, in all plans or in the pipelines that are wanted."""
-    deep, base = min(job.pipeline_stages, default=1) > 1, job.precision.partition(":")[0]
-    for piped in (False, deep):
-        if not backend.trains_in(job.precision, piped=piped):
-            own = " or ".join((backend.formats_in_pipelines if piped else ()) or backend.formats)
-            message = f"{backend.title} has no precision {base}{' in a pipeline' if piped else ''}"
-            return Problem(message, hint=f"use --precision {own}, or plan {other}")
+    """A precision or an optimizer that a framework lacks."""
+    if not backend.trains_in(job.precision):
+        message = f"{backend.title} has no precision {job.precision.partition(':')[0]}"
+        return Problem(message, hint=f"use --precision {' or '.join(backend.formats)}, or plan {other}")
     if backend.has_optimizer(job.optimizer):
         return None
     return Problem(

@@ -88,10 +88,9 @@ def _at_large(plan: Plan, backend: Backend) -> Iterator[str]:
 
 def _of_model(plan: Plan, backend: Backend) -> Iterator[str]:
     """Number formats, the optimizer, and what the layers are."""
-    options, several = plan.options, len(plan.stages) > 1
-    if not backend.trains_in(options.precision, piped=several):
-        piped = several and backend.trains_in(options.precision)
-        yield f"the precision {options.precision}{' in a pipeline' if piped else ''}"
+    options = plan.options
+    if not backend.trains_in(options.precision):
+        yield f"the precision {options.precision}"
     format_options = options.precision.partition(":")[2].split(",")
     given = {name for name, _, value in (option.partition("=") for option in format_options) if value != "0"}
     if wider := given & set(backend.unable.get(options.precision.partition(":")[0], ())):

@@ -12,8 +12,7 @@ register(
         can=REPLICAS | PIPELINE - {Requirement.TIED_PARAMETERS} | GROUPS | {Requirement.SHARDED_GROUPS},
         schedules=("1f1b", "gpipe", "interleaved", "zb-v", "dualpipe-v"),
         zero=(0, 2, 3),
-        formats=("bf16-fp32grad", "bf16", "fp32"),
-        formats_in_pipelines=("bf16-fp32grad", "fp32"),
+        formats=("bf16-fp32grad", "fp32"),
         decoders=True,
         next_token_alone=True,
         structure=Structure(
@@ -33,9 +32,8 @@ register(
             "zero_in_pipelines": "stages turn off FSDP's reduction and its reshard after backward, and reduce once "
             "after the last micro-batch (torch.distributed.pipelining, stage.py, backward_maybe_with_nosync): weights "
             "and gradients of a stage are whole on every rank, as of ZeRO-1, whatever fsdp_reshard_after_forward says",
-            "formats": "mixed_precision_param; mixed_precision_reduce is float32 alone (config/job_config.py)",
-            "formats_in_pipelines": "gradients of micro-batches are summed in mixed_precision_reduce, float32 "
-            "(_fsdp_param.py of torch, to_accumulated_grad_if_needed)",
+            "formats": "mixed_precision_param; mixed_precision_reduce is float32 alone (config/job_config.py), in "
+            "which gradients of micro-batches are summed (_fsdp_param.py of torch, to_accumulated_grad_if_needed)",
             "decoders": "parallelize and pipeline functions of decoders (models/llama3, "
             "distributed/pipeline_parallel.py)",
             "next_token_alone": "its DeepSeek-V3 leaves out the predictors (models/deepseek_v3)",
