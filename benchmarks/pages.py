@@ -18,7 +18,7 @@ from benchmarks.backends_page import with_backends
 from benchmarks.formulas_page import formulas_page
 from benchmarks.schedules_page import measured_rows, schedule_rows
 from benchmarks.systems_page import with_outputs, with_sections
-from planner.hardware.algorithms import ALGORITHMS
+from planner.hardware.collectives import ALGORITHMS
 from planner.plans import RULES, plan_schema
 
 DOCS = Path(__file__).parents[1] / "docs"

@@ -1,10 +1,14 @@
-"""`shardplan compare`: compare published systems and training frameworks in one table."""
+"""Commands that make many plans: `shardplan compare` puts published systems and training frameworks in one table,
+`shardplan sweep` plans for every combination of values of devices, batch, options and hardware figures.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import re
+import sys
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -118,3 +122,111 @@ def _names(systems: str | None) -> tuple[str, ...]:
         elif name:
             names.append(name)
     return tuple(names)
+
+
+NOTHING_FITS = 6
+"""Exit code if no point has a plan."""
+
+
+FIXED = (
+    "nodes", "devices", "batch", "seq", "precision", "optimizer", "schedule", "recompute", "for", "tp", "cp", "ep",
+    "pp", "dp", "micro-batch", "zero", "max-stages", "overlap", "headroom", "stack",
+)  # fmt: skip
+"""Options of `plan` that apply to all points; --global-batch and -b are also `batch`."""
+
+
+def _fixed_options(command: Any) -> Any:  # noqa: ANN401
+    """Options of `plan` that apply to all points, and --dim and --set."""
+    for name in reversed(FIXED):
+        flags = ("--global-batch", "-b", "--batch") if name == "batch" else (f"--{name}",)
+        help_text = "For all points; this and the following options are as in `plan`." if name == FIXED[0] else ""
+        command = click.option(*flags, _parameter(name), help=help_text, metavar="VALUE")(command)
+    for flag, parameter, metavar in (("--dim", "dims", "NAME=SIZE"), ("--set", "changes", "FIELD=VALUE")):
+        help_text = "For all points, as in `plan`."
+        command = click.option(flag, parameter, multiple=True, metavar=metavar, help=help_text)(command)
+    return command
+
+
+def _parameter(name: str) -> str:
+    return f"fixed_{name}".replace("-", "_")
+
+
+def _fixed(options: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """Values that apply to all points, by name."""
+    values = {name: options[_parameter(name)] for name in FIXED if options[_parameter(name)] is not None}
+    for texts, prefix in ((options["dims"], "dim."), (options["changes"], "")):
+        for text in texts:
+            name, _, value = text.partition("=")
+            if not value or (not prefix and "." not in name):
+                raise planner.UsageError(
+                    f"{text!r} is no NAME=VALUE", hint="write --dim seq=4096, --set network.bandwidth=1Tbit/s"
+                )
+            values["seq" if text.startswith("seq=") else prefix + name] = value
+    return {name: (value,) for name, value in values.items()}
+
+
+@click.command("sweep")
+@_options.model_argument
+@_options.hardware_option(required=True)
+@click.option(
+    "--over", "axes", multiple=True, required=True, metavar="NAME=VALUE[,VALUE..]",
+    help="Values to combine; repeatable: all combinations are planned. NAME: devices, nodes, batch, seq, dim.NAME, "
+    "precision, optimizer, schedule, recompute, for, tp, cp, ep, pp, dp, micro-batch, zero, max-stages, overlap, "
+    "headroom, stack, model, hardware, or a figure of the hardware: network.bandwidth=100Gbit/s,200Gbit/s.",
+)  # fmt: skip
+@_fixed_options
+@_options.price_option
+@_options.file_to_write("--store", help="SQLite file for results, from which a stopped sweep continues.")
+@_options.count("--jobs", "-j", "workers", help="Number of processes. [default: the number of cores]")
+@click.option("--on", default="", metavar="tcp://HOST:PORT", help="Plan on the workers of this dask scheduler.")
+@_options.format_option("text", "csv", "json", "markdown")
+@_options.file_to_write("--svg", "picture", help="Write an SVG chart of throughput against price.")
+@_options.file_to_write("--output", "-o", help="Write the table here instead of printing it.")
+def sweep(
+    model: str,
+    hardware: str,
+    axes: tuple[str, ...],
+    price: float | None,
+    store: str | None,
+    workers: int | None,
+    on: str,
+    form: str,
+    picture: str | None,
+    output: str | None,
+    **options: Any,  # noqa: ANN401
+) -> int:
+    """Plan MODEL for all combinations of some values, and mark the Pareto-optimal ones in throughput, price and memory.
+
+    Options of `plan` apply to all points. A point without a plan has the reason in its row.
+
+    \b
+    Examples:
+      shardplan sweep llama3-8b -H dgx-h100 -b 512 --over devices=8,16,32,64
+      shardplan sweep llama3-8b -H dgx-h100 --nodes 4 --over seq=2048,8192 --over tp=1,2,4,8 --format csv -o tp.csv
+      shardplan sweep llama3-70b -H dgx-h100 --over nodes=8,16 --over network.bandwidth=100Gbit/s,200Gbit/s,400Gbit/s
+      shardplan sweep gpt2-xl -H dgx-a100 --over hardware=dgx-a100,dgx-h100 --over batch=64,128 --store s.sqlite -j 4
+      shardplan sweep llama3-70b -H dgx-h100 --over nodes=4,8,16 --price 2.5 --svg sweep.svg --on tcp://head:8786
+    """
+    given = planner.ask.read_axes(axes)
+    fixed = {"model": (model,), "hardware": (hardware,), **_fixed(options)}
+    twice = next((name for name in fixed if name in given and name not in ("model", "hardware")), None)
+    if twice:
+        raise planner.UsageError(f"{twice} is given for all points and with --over", hint="give it once")
+    points = planner.ask.points_of({**{name: v for name, v in fixed.items() if name not in given}, **given})
+    kept = planner.ask.Store(store) if store else None
+    with progress_line(not sys.stderr.isatty(), counted=True, doing="planning") as draw:
+
+        def tell(done: int, total: int, left_s: float) -> None:
+            if draw:
+                draw(completed=done, total=total, found=f"about {planner.units.format_seconds(left_s)} left")
+
+        if draw:
+            draw(completed=0, total=len(points), found="")
+        rows: Any = planner.sweep(points, price=price, store=kept, workers=workers or 0, on=on, progress=tell)
+    if kept:
+        kept.close()
+    if picture:
+        planner.files.write_whole(picture, planner.report.sweep_svg(rows))
+    report = planner.report.sweep_report(rows)
+    show(report, planner.report_to_rows(report), form, output)
+    return 0 if any(row.headline for row in rows) else NOTHING_FITS

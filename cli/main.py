@@ -42,8 +42,13 @@ GARBAGE_THRESHOLDS = (100_000, 50, 100)
 20 % with 100,000 operators."""
 
 
-_OF_PLAN_FILES = ("migrate", "explain", "simulate", "report", "export", "schema")
-"""Commands in `plan_files.py`; each other one is `command` of a module with its name."""
+_OF_PLAN_FILES = ("check", "migrate", "explain", "simulate", "report", "export", "schema")
+_MODULES = dict.fromkeys(_OF_PLAN_FILES, "plan_files") | {
+    "calibrate": "predict",
+    "sweep": "compare",
+    "profile": "models",
+}
+"""Modules of commands that share one; each other command is `command` of a module with its name."""
 
 
 class _LazyGroup(click.Group):
@@ -55,7 +60,7 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS or cmd_name in self.commands:
             return self.commands.get(cmd_name)
-        module, name = ("plan_files", cmd_name) if cmd_name in _OF_PLAN_FILES else (cmd_name, "command")
+        module, name = _MODULES.get(cmd_name, cmd_name), cmd_name if cmd_name in _MODULES else "command"
         command: click.Command = getattr(importlib.import_module(f"{__package__}.{module}"), name)
         return command
 

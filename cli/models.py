@@ -1,16 +1,22 @@
-"""`shardplan models`: list the bundled models, and build models as ONNX files."""
+"""`shardplan models`: list the bundled models, and build models as ONNX files; `shardplan profile`: estimate or measure
+a model's time and memory on one device.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 
 import planner
 
+from . import _options
 from ._options import count, dims_option, format_option, parse_dims
-from ._report import show_rows
+from ._report import say_progress, show, show_rows
 
 
 @click.group("models")
@@ -150,3 +156,151 @@ def _choices(words: Sequence[str]) -> dict[str, str]:
             raise planner.UsageError(f"{option} lacks its value", hint=f"give {option} VALUE")
         choices[option.removeprefix("--")] = value if joined else remaining.pop(0)
     return choices
+
+
+_ANY = frozenset({"model", "dims", "micro_batch", "form", "top", "output"})
+_KEPT = frozenset({"attention", "no_dropout"})
+DEFAULT_TOP = 12
+_ANY_CLUSTER = "dgx-a100"
+_PARTS = (2, 4)
+"""Parts of the micro-batch that are measured beside it."""
+_COUNT, _STEPS = 4, 3
+"""Micro-batches and iterations of the runs that say what whole passes take."""
+
+
+@click.command("profile")
+@_options.model_argument
+@click.option(
+    "--device",
+    "-d",
+    help="Device (`shardplan hardware list --devices`), such as h100-sxm-80gb; with --measure, cuda or cpu.",
+)
+@click.option("--precision", help="Training precision, as in `plan`. [default: the best that the device supports]")
+@_options.dims_option
+@_options.count("--micro-batch", help="Samples per micro-batch. [default: the model's]")
+@_options.flag(
+    "--measure",
+    help="Measure operators on this machine instead: each alone, by onnxruntime or (--device cuda) by torch; or, with "
+    "--device cpu, within whole training passes by torch on one thread, as `run` runs them.",
+)
+@click.option("--cache", type=click.Path(file_okay=False), help="Folder that caches measurements.")
+@_options.stack_option
+@_options.attention_option
+@_options.flag("--no-dropout", help="Ignore dropout nodes.")
+@_options.flag("--assume-dropout", help="Count dropout masks where transformers usually have them.")
+@_options.format_option("table", "json", "csv")
+@_options.count("--top", default=DEFAULT_TOP, show_default=True, help="Rows of each table.")
+@_options.strict_option
+@_options.file_to_write("--output", "-o", help="Write the times of all operators, for `--costs`.")
+@click.pass_context
+def profile(ctx: click.Context, /, model: str, form: str, top: int, output: str | None, **options: Any) -> None:  # noqa: ANN401
+    """Estimate time and memory of MODEL on one device: totals, costliest layers and operators, coverage.
+
+    MODEL is an ONNX file, a Hugging Face config.json or a bundled model's name.
+
+    `--format csv` lists every node; `json` has the complete report.
+
+    \b
+    Examples:
+      shardplan profile model.onnx --device h100-sxm-80gb
+      shardplan profile llama3-8b --device a100-sxm-80gb --dim seq=4096 --micro-batch 2
+      shardplan profile model.onnx --measure --format json
+      shardplan profile model.onnx --measure --device cuda --precision bf16 -o measured.json
+      shardplan profile model.onnx --measure -o measured.json
+      shardplan plan model.onnx -H pool.yaml -b 64 --costs measured.json
+    """
+    graph = _options.load_graph(model, options["dims"])
+    priced = _price(ctx, graph, model, options)
+    if output:
+        planner.files.write_whole(output, json.dumps(planner.costs.costs_document(graph, priced), indent=1) + "\n")
+        click.echo(f"costs written to {output}; use them with --costs {output}", err=True)
+    _options.refuse_others(
+        ctx, set(ctx.params) - ({"top"} if form != "table" else set()), f"--format {form}, which has all rows"
+    )
+    report = planner.report.profile_report(graph, priced, most_rows=top, remark=_remark(priced.precision, options))
+    data = planner.cost_report(graph, priced).document() if form == "json" else None
+    show(report, data, "text" if form == "table" else form)
+
+
+def _price(ctx: click.Context, graph: Any, model: str, options: dict[str, Any]) -> Any:  # noqa: ANN401
+    """Costs from the source that the options select; options of other sources are refused."""
+    attention = {"fused_attention": options["attention"] == "fused", "dropout": not options["no_dropout"]}
+    if options["measure"]:
+        measure_options = {"device", "precision"} if options["device"] else set()
+        _options.refuse_others(
+            ctx,
+            {*_ANY, *_KEPT, *measure_options, "measure", "cache"},
+            "--measure, which runs the file's operators as they are",
+        )
+        if options["device"] == "cpu":
+            _options.refuse_others(ctx, {*_ANY, *_KEPT, "measure", "device", "dims"}, "--measure --device cpu")
+            return _within_passes(graph, model, options["micro_batch"] or graph.batch, **attention)
+        runner = None
+        if options["device"]:
+            runner = planner.runtime.TorchRunner(options["device"], options["precision"] or "bf16")
+        cache = Path(options["cache"]) if options["cache"] else None
+        return planner.costs.measure(
+            graph,
+            runner=runner,
+            micro_batch=options["micro_batch"],
+            cache_folder=cache,
+            progress=say_progress,
+            **attention,
+        )
+    if planner.costs.is_priced(graph):
+        _options.refuse_others(ctx, _ANY, "a model that carries measured times of its own")
+        return planner.costs.imported_profile(graph, micro_batch=options["micro_batch"])
+    if not options["device"]:
+        raise planner.UsageError("no device to price for", hint="give --device NAME, or --measure")
+    _options.refuse_others(ctx, set(ctx.params) - {"cache"}, "prices by the roofline: it is for --measure")
+    return planner.profile(
+        graph,
+        planner.load_device(options["device"], stack=options["stack"]),
+        precision=options["precision"] or "",
+        micro_batch=options["micro_batch"],
+        assume_dropout=options["assume_dropout"],
+        strict_ops=options["strict_ops"],
+        **attention,
+    )
+
+
+def _within_passes(graph: Any, model: str, micro_batch: int, **attention: bool) -> Any:  # noqa: ANN401
+    """Times of operators within whole passes in torch on this machine's processor, of smaller micro-batches, too."""
+    smaller = []
+    for size in sorted({micro_batch // parts for parts in _PARTS} - {0, micro_batch}):
+        try:
+            smaller.append(_at_size(graph, model, size, **attention))
+        except planner.ModelError:  # the file is fixed at its batch
+            break
+    return replace(_at_size(graph, model, micro_batch, **attention), smaller=tuple(smaller))
+
+
+def _at_size(graph: Any, model: str, micro_batch: int, **attention: bool) -> Any:  # noqa: ANN401
+    """Times at one size of the micro-batch."""
+    from .run import model_of_plan
+
+    def plan_of(schedule: str) -> planner.Plan:
+        """A plan of one rank: it says inputs, outputs and loss; where it would train does not matter."""
+        job = planner.Job(_COUNT * micro_batch, precision="fp32", optimizer="adam", devices=1)
+        degrees = planner.Degrees(micro_batch=micro_batch, schedule=schedule)
+        return planner.predict(graph, planner.load_cluster(_ANY_CLUSTER), job, degrees).plan
+
+    def rank_s(plan: planner.Plan) -> dict[str, float]:
+        run = planner.runtime.run(plan, file, steps=_STEPS, alone=0, device="cpu")
+        return {each.kind: each.measured_s for each in run.times}
+
+    whole, split = plan_of(""), plan_of("zb-h1")
+    file = model_of_plan(whole, model)
+    seconds, whole_s, split_s = planner.runtime.measure_passes(whole, file), rank_s(whole), rank_s(split)
+    rank = whole_s["forward"], whole_s["backward"], split_s.get("weight gradient")
+    graph, machine = planner.rebatch(graph, micro_batch), planner.hardware.machine_name()
+    found = planner.costs.passes_profile(graph, seconds, machine=machine, rank=rank, **attention)
+    moved_bytes = planner.costs.update_bytes("adam", planner.costs.precision("fp32")) * whole.model.parameters
+    return replace(found, update_byte_per_s=moved_bytes / whole_s["update"] if whole_s["update"] else 0.0)
+
+
+def _remark(precision: str, options: dict[str, Any]) -> str:
+    """Why the precision was chosen; "" if the user gave it."""
+    if options["precision"] or options["measure"] or not options["device"]:
+        return ""
+    return planner.costs.precision_remark(precision, [planner.load_device(options["device"], stack=options["stack"])])

@@ -21,11 +21,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ._config import Configuration, close_names, option_names, understand, with_options
 from ._config import ModelBuildError as ModelBuildError
+from ._config import ModelConfiguration, close_names, option_names, understand, with_options
 from ._config import ModelInfo as ModelInfo
 from ._config import ModelType as ModelType
-from ._config import UnknownModelError as UnknownModelError
 from ._graph import GraphBuilder
 
 if TYPE_CHECKING:
@@ -83,7 +82,7 @@ def _named(name: str) -> _Entry:
     entries = _entries()
     if name not in entries:
         hint = close_names(name, entries).strip() or f"known: {', '.join(entries)}"
-        raise UnknownModelError(f"no bundled model is called {name!r}", hint)
+        raise ModelBuildError(f"no bundled model is called {name!r}", hint)
     return entries[name]
 
 
@@ -101,7 +100,7 @@ def info(name: str) -> ModelInfo:
     """The description of a bundled model; does not build it.
 
     Raises:
-        UnknownModelError: no bundled model has that name; the hint names the closest ones.
+        ModelBuildError: no bundled model has that name; the hint names the closest ones.
     """
     return _named(name)[0]
 
@@ -119,7 +118,7 @@ def changed(base: str, choices: Mapping[str, str]) -> dict[str, Any]:
         choices: values as text by option (see `options`): `{"layers": "40", "hidden": "5120"}`.
 
     Raises:
-        UnknownModelError: `base` names nothing.
+        ModelBuildError: `base` names nothing.
         ModelBuildError: the type does not have an option, or a value cannot be read.
     """
     types = model_types()
@@ -141,7 +140,7 @@ def build(name: str, *, batch: int = 1, seq: int | None = None) -> onnx.ModelPro
         seq: sequence length; the model's default if None. An encoder-decoder reads a quarter of it as target.
 
     Raises:
-        UnknownModelError: no bundled model has that name.
+        ModelBuildError: no bundled model has that name.
         ModelBuildError: the model does not support the batch or sequence length.
     """
     about, config = _named(name)
@@ -164,7 +163,7 @@ def build_config(
         The model, and notes on what was assumed, left out or not understood.
 
     Raises:
-        UnknownModelError: no or an unknown `model_type`.
+        ModelBuildError: no or an unknown `model_type`.
         ModelBuildError: required keys are missing, or sizes make no sense.
     """
     configuration = understand(document, model_types(), _data()["irrelevant"])
@@ -182,7 +181,7 @@ def size_of(**config: Any) -> object:  # noqa: ANN401
     """Sizes of a configuration, as `build_custom` takes them: `size_of(model_type="llama", hidden_size=64, ...)`.
 
     Raises:
-        UnknownModelError: no or an unknown `model_type`.
+        ModelBuildError: no or an unknown `model_type`.
         ModelBuildError: required keys are missing, or sizes make no sense.
     """
     configuration = understand(config, model_types(), ())
@@ -190,7 +189,7 @@ def size_of(**config: Any) -> object:  # noqa: ANN401
 
 
 def _built(
-    name: str, configuration: Configuration, batch: int, seq: int | None, usual: int | None, source: str
+    name: str, configuration: ModelConfiguration, batch: int, seq: int | None, usual: int | None, source: str
 ) -> onnx.ModelProto:
     if batch < 1:
         raise ModelBuildError(f"batch {batch} is not positive", "give a batch of 1 or more")

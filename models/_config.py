@@ -29,10 +29,6 @@ class ModelBuildError(ValueError):
         super().__init__(f"{message} ({hint})" if hint else message)
 
 
-class UnknownModelError(ModelBuildError, LookupError):
-    """No bundled model or model type has that name."""
-
-
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
     """A bundled model by name.
@@ -206,7 +202,7 @@ SHORT_NAMES: Mapping[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Configuration:
+class ModelConfiguration:
     """A configuration that was checked and completed.
 
     Attributes:
@@ -220,7 +216,9 @@ class Configuration:
     notes: tuple[str, ...]
 
 
-def understand(document: Mapping[str, Any], types: Mapping[str, ModelType], irrelevant: Iterable[str]) -> Configuration:
+def understand(
+    document: Mapping[str, Any], types: Mapping[str, ModelType], irrelevant: Iterable[str]
+) -> ModelConfiguration:
     """Check a configuration and fill in defaults.
 
     Args:
@@ -229,7 +227,7 @@ def understand(document: Mapping[str, Any], types: Mapping[str, ModelType], irre
         irrelevant: keys on which no shape depends.
 
     Raises:
-        UnknownModelError: no or an unknown `model_type`.
+        ModelBuildError: no or an unknown `model_type`.
         ModelBuildError: required keys are missing, or a value has the wrong type or makes no sense.
     """
     outer, notes = document, []
@@ -248,24 +246,24 @@ def understand(document: Mapping[str, Any], types: Mapping[str, ModelType], irre
     unknown = [key for key in unknown if not key.startswith("_") and document[key] not in (None, False)]
     if unknown:
         notes.append(f"keys that are not understood and have no effect: {', '.join(unknown)}")
-    return Configuration(kind, values, tuple(notes))
+    return ModelConfiguration(kind, values, tuple(notes))
 
 
 def type_named(name: object, types: Mapping[str, ModelType]) -> ModelType:
     """The type of model of that name; of the language model within a larger one (`qwen2_5_vl_text`), the larger one's.
 
     Raises:
-        UnknownModelError: there is none; the hint names close ones, or lists all.
+        ModelBuildError: there is none; the hint names close ones, or lists all.
     """
     listed = f"known: {', '.join(types)}"
     if not isinstance(name, str):
-        raise UnknownModelError("the configuration lacks the key 'model_type'", f"name one; {listed}")
+        raise ModelBuildError("the configuration lacks the key 'model_type'", f"name one; {listed}")
     for known in (name, name.removesuffix("_text")):
         if known in types:
             return types[known]
     close = close_names(name, types)
     hint = f"{close}if its layers are the same, write that name there" if close else listed
-    raise UnknownModelError(f"no builder for model_type {name!r}", f"{hint}; else export the model: docs/models.md")
+    raise ModelBuildError(f"no builder for model_type {name!r}", f"{hint}; else export the model: docs/models.md")
 
 
 def close_names(name: str, known: Iterable[str]) -> str:
@@ -323,7 +321,7 @@ def with_options(
     """A configuration with values replaced by options, which are short names (`{"layers": "40"}`) or keys.
 
     Raises:
-        UnknownModelError: an unknown `model_type`.
+        ModelBuildError: an unknown `model_type`.
         ModelBuildError: the type does not have an option, or a value cannot be read.
     """
     kind = type_named(document.get("model_type"), types)

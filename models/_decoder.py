@@ -20,7 +20,7 @@ from ._moe import MoE, mixture
 OPSET = 23
 
 
-class Block(Protocol):
+class Sublayer(Protocol):
     """The computation of a residual branch."""
 
     def add(self, g: GraphBuilder, x: Value, shared: Shared) -> Value:
@@ -126,7 +126,7 @@ class Branch:
 
     norm: str
     name: str
-    block: Block
+    block: Sublayer
     after: str = ""
 
 
@@ -149,7 +149,9 @@ NORMS = {
 branch normalise their own input if it is inside."""
 
 
-def transformer_layer(mixer: Block, feed_forward: Block, *, name: str = "self_attn", norms: str = "before") -> Layer:
+def transformer_layer(
+    mixer: Sublayer, feed_forward: Sublayer, *, name: str = "self_attn", norms: str = "before"
+) -> Layer:
     """A layer of two branches with LLaMA's names, normalised as `NORMS` says."""
     (first, after_first), (second, after_second) = NORMS[norms]
     return Branch(first, name, mixer, after_first), Branch(second, "mlp", feed_forward, after_second)

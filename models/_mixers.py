@@ -37,13 +37,8 @@ class Rotary:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class RotaryTables:
-    """Tables that rotate queries and keys: cosines and sines [s, dim / 2], and position ids [b, s]."""
-
-    cos: Value
-    sin: Value
-    ids: Value
+RotaryTables = tuple[Value, Value, Value]
+"""Tables that rotate queries and keys: cosines and sines [s, dim / 2], and position ids [b, s]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,18 +62,17 @@ def rotary_tables(g: GraphBuilder, rotary: Rotary, ids: Value) -> RotaryTables:
     column = ops.unsqueeze(g, ops.cast(g, positions, ElementType.FLOAT), 1)
     angles = ops.mul(g, column, g.constant([frequencies], ElementType.FLOAT))
     position_ids = ops.expand_batch(g, ops.unsqueeze(g, positions, 0), ids)
-    return RotaryTables(ops.unary(g, "Cos", angles), ops.unary(g, "Sin", angles), position_ids)
+    return ops.unary(g, "Cos", angles), ops.unary(g, "Sin", angles), position_ids
 
 
 def _rotate(g: GraphBuilder, x: Value, rotary: Rotary, shared: Shared, *, heads: int = 0) -> Value:
     """Rotate queries or keys [b, heads, s, d], or [b, s, heads * d] if `heads` is given."""
-    tables = shared.tables[rotary]
     attributes = {"num_heads": heads} if heads else {}
     width = x.shape[-1] // heads if heads else x.shape[-1]
     if rotary.dim < width:
         attributes["rotary_embedding_dim"] = rotary.dim
         attributes.setdefault("num_heads", x.shape[1])
-    inputs = [x, tables.cos, tables.sin, tables.ids]
+    inputs = [x, *shared.tables[rotary]]
     return g.node_with("RotaryEmbedding", inputs, [(x.shape, x.dtype)], attributes=attributes)[0]
 
 

@@ -30,7 +30,17 @@ from dataclasses import replace
 from typing import Any
 
 from ._config import Config, ModelBuildError, size_from, typed
-from ._decoder import NORMS, Block, Branch, DecoderSize, Experts, FeedForward, Layer, ParallelFeeds, transformer_layer
+from ._decoder import (
+    NORMS,
+    Branch,
+    DecoderSize,
+    Experts,
+    FeedForward,
+    Layer,
+    ParallelFeeds,
+    Sublayer,
+    transformer_layer,
+)
 from ._layers import ACTIVATIONS, NORMALISATIONS
 from ._mixers import Attention, DeltaNet, LatentAttention, Mamba2, Rotary
 from ._moe import MoE
@@ -160,7 +170,7 @@ def rotated_layers(c: Config) -> tuple[bool, ...]:
 
 def stacked(
     c: Config,
-    feeds: Sequence[Block],
+    feeds: Sequence[Sublayer],
     attention: Attention | None = None,
     near: Attention | None = None,
     **changes: Any,  # noqa: ANN401
@@ -258,7 +268,7 @@ def _gemma(
     c: Config, attention: Attention | None = None, near: Attention | None = None, cap: float = 0.0
 ) -> DecoderSize:
     dense = FeedForward(c["intermediate_size"], activation(c, "hidden_activation"))
-    feeds: Sequence[Block] = (dense,) * c["num_hidden_layers"]
+    feeds: Sequence[Sublayer] = (dense,) * c["num_hidden_layers"]
     if c.get("enable_moe_block"):
         experts = Experts(MoE(c["num_experts"], c["top_k_experts"], gated=True), c["moe_intermediate_size"])
         feeds = (ParallelFeeds(dense, replace(experts, activation=dense.activation)),) * len(feeds)
@@ -331,13 +341,13 @@ def _routed_experts(c: Config) -> Experts:
     return Experts(moe, width, activation(c), shared)
 
 
-def _blocks_by_letter(c: Config) -> Mapping[str, Block]:
+def _blocks_by_letter(c: Config) -> Mapping[str, Sublayer]:
     """The block that each letter of the pattern stands for."""
     act = activation(c, "mlp_hidden_act")
     mamba = size_from(Mamba2, c, bias=c["mamba_proj_bias"] or c["use_bias"])
     width = head_width({**c, "head_dim": c["head_dim"] or c["attention_head_dim"]})
     attention = attention_of(c, head_dim=width)
-    blocks: dict[str, Block] = {"M": mamba, "*": attention}
+    blocks: dict[str, Sublayer] = {"M": mamba, "*": attention}
     if c["intermediate_size"]:
         blocks["-"] = FeedForward(c["intermediate_size"], act, gated=False, bias=c["mlp_bias"])
     if c["n_routed_experts"] and c["moe_intermediate_size"]:
@@ -356,7 +366,7 @@ def _blocks_by_letter(c: Config) -> Mapping[str, Block]:
     return blocks
 
 
-def _layers_of_pattern(pattern: str, blocks: Mapping[str, Block]) -> tuple[Layer, ...]:
+def _layers_of_pattern(pattern: str, blocks: Mapping[str, Sublayer]) -> tuple[Layer, ...]:
     unknown = [letter for letter in pattern if letter not in blocks]
     if unknown:
         raise ModelBuildError(

@@ -26,24 +26,17 @@ class Conv:
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
-    """A maximum over square windows, two apart."""
-
-    kernel: int = 2
-
-
-@dataclass(frozen=True, slots=True)
 class VGGSize:
     """Sizes of a plain convolutional net.
 
     Attributes:
-        features: convolutions and pools in order.
+        features: convolutions in order, and pools, each by the side of its windows, which are two apart.
         linear: indices of the fully connected layers in `classifier` (dropout and ReLU take indices too).
         classes: size of the result.
         image: height and width of the input.
     """
 
-    features: tuple[Conv | Pool, ...]
+    features: tuple[Conv | int, ...]
     linear: tuple[int, int, int] = (0, 3, 6)
     classes: int = 1000
     image: int = 224
@@ -66,11 +59,11 @@ def construct(size: VGGSize, g: GraphBuilder, batch: int, seq: int) -> None:
     g.output(x)
 
 
-def _feature(g: GraphBuilder, x: Value, layer: Conv | Pool, index: int) -> tuple[Value, int]:
+def _feature(g: GraphBuilder, x: Value, layer: Conv | int, index: int) -> tuple[Value, int]:
     """One convolution with its ReLU or one pool at an index of `features`, and the next free index."""
-    if isinstance(layer, Pool):
+    if isinstance(layer, int):
         with g.scope(str(index)):
-            return ops.max_pool(g, x, kernel=layer.kernel, stride=2), index + 1
+            return ops.max_pool(g, x, kernel=layer, stride=2), index + 1
     with g.scope(str(index)):
         weight = g.parameter("weight", (layer.channels, x.shape[1], layer.kernel, layer.kernel))
         bias = g.parameter("bias", (layer.channels,), fill=0.0)
@@ -82,14 +75,14 @@ def _feature(g: GraphBuilder, x: Value, layer: Conv | Pool, index: int) -> tuple
 def _vgg(*groups: int) -> VGGSize:
     """So many 3 x 3 convolutions in each of five groups, a pool after each."""
     widths = (64, 128, 256, 512, 512)
-    features: list[Conv | Pool] = []
+    features: list[Conv | int] = []
     for count, width in zip(groups, widths, strict=True):
-        features += [Conv(width)] * count + [Pool()]
+        features += [Conv(width)] * count + [2]
     return VGGSize(tuple(features))
 
 
 _ALEXNET = VGGSize(
-    (Conv(64, 11, 4, 2), Pool(3), Conv(192, 5, 1, 2), Pool(3), Conv(384), Conv(256), Conv(256), Pool(3)),
+    (Conv(64, 11, 4, 2), 3, Conv(192, 5, 1, 2), 3, Conv(384), Conv(256), Conv(256), 3),
     linear=(1, 4, 6),
 )
 

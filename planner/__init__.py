@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from planner.exports import exported, exports_of
+from planner.interpreter import exported, exports_of
 
 if TYPE_CHECKING:
     # models and graphs
@@ -115,7 +115,7 @@ if TYPE_CHECKING:
 
     # published partition problems
     from planner import partitions as partitions
-    from planner.partitions.check import check_partition as check_partition
+    from planner.partitions.run import check_partition as check_partition
     from planner.partitions.families import load_instance as load_instance
     from planner.partitions.plan_file import read_partition as read_partition
     from planner.partitions.plan_file import write_partition as write_partition
@@ -149,7 +149,7 @@ if TYPE_CHECKING:
 _RENAMED = {
     "Evaluations": "space.evaluate_many.Evaluations",
     "PartitionChange": "plans.Change",
-    "PartitionFinding": "partitions.check.PartitionFinding",
+    "PartitionFinding": "partitions.run.PartitionFinding",
     "PartitionPlan": "partitions.plan_file.PartitionPlan",
     "Prediction": "prediction.Prediction",
     "comparison_cells": "comparison_report",

@@ -21,7 +21,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from planner.bundled import build_bundled, bundled_names
-from planner.collection import uncollected
 from planner.decision import ABOUT_AS_FAST, certificate_of, decide, joint
 from planner.errors import InfeasibleError, JobError, ModelError, PlanError, Problem, ShardplanError
 from planner.graph import Graph
@@ -29,6 +28,7 @@ from planner.hardware.types import Cluster, check_devices, with_devices, with_he
 from planner.importers import graph_from_proto
 from planner.importers import load_graph as import_file
 from planner.importers.hugging_face import require_dims
+from planner.interpreter import uncollected
 from planner.plans import FreeChoice, Plan, Provenance, assemble_priced, seal, summary
 from planner.registry import did_you_mean
 from planner.schedules import OrderError, Schedule, custom_schedule, read_orders

@@ -66,7 +66,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Factor:
+class FittedFactor:
     """A figure of the stack that was fitted.
 
     Attributes:
@@ -118,7 +118,7 @@ class Calibration:
     """
 
     base: str
-    factors: tuple[Factor, ...]
+    factors: tuple[FittedFactor, ...]
     runs: tuple[FittedRun, ...]
     memory: tuple[float, float, float] | None
 
@@ -202,10 +202,12 @@ def calibrate(
     return Calibration(base.name, factors, tuple(fitted), _memory(runs, peaks))
 
 
-def _factor(base: Stack, knob: _StackFigure, theta: float, spread: float) -> Factor:
+def _factor(base: Stack, knob: _StackFigure, theta: float, spread: float) -> FittedFactor:
     low, high = (math.exp(theta + sign * _EIGHTY * spread) for sign in (-1, 1))
     value, bounded = math.exp(theta), abs(theta) > 0.999 * math.log(knob.most)
-    return Factor(knob.key, knob.meaning, value, low, high, bounded, knob.written(value * getattr(base, knob.field)))
+    return FittedFactor(
+        knob.key, knob.meaning, value, low, high, bounded, knob.written(value * getattr(base, knob.field))
+    )
 
 
 class _Fit:

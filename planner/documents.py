@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from planner.errors import PlanError, Problem
-from planner.files import STANDARD, input_bytes
-from planner.json_text import JsonError, Pairs, read_json
+from planner.files import STANDARD, JsonError, Pairs, input_bytes, read_json
 from planner.registry import did_you_mean
 
 if TYPE_CHECKING:

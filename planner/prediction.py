@@ -20,11 +20,11 @@ import numpy as np
 
 from planner import schedules
 from planner.api import plan
-from planner.collection import uncollected
 from planner.costs.precision import optimizer_state_bytes, precision
 from planner.errors import JobError, ModelError, UsageError
 from planner.graph import Graph
 from planner.hardware.types import HEADROOM, STEP_BYTES, Cluster, shown_bytes
+from planner.interpreter import uncollected
 from planner.memory import room_bytes
 from planner.named_shardings import (
     CostsBySharding,
@@ -222,30 +222,19 @@ def predict(
     return Prediction(predicted, evaluation.workers, problems, headroom, cluster.stack.allocator_cache)
 
 
-@dataclass(frozen=True, slots=True)
-class BestPlanComparison:
-    """A prediction compared with the best plan of the same job.
-
-    Attributes:
-        plan: the best plan that the search found.
-        lacks_s: seconds an iteration by which the prediction is slower; negative where it is faster.
-        ratio: iteration time of the prediction over that of the plan.
-    """
-
-    plan: Plan
-    lacks_s: float
-    ratio: float
-
-
-def compare_to_best(prediction: Prediction, graph: Graph, cluster: Cluster, job: Job) -> BestPlanComparison:
+def compare_to_best(prediction: Prediction, graph: Graph, cluster: Cluster, job: Job) -> tuple[Plan, float, float]:
     """Compare a prediction with the best plan of the same job without limits, by simulated times.
+
+    Returns:
+        The best plan that the search found; seconds an iteration by which the prediction is slower, negative where it
+        is faster; and its iteration time over that of the plan.
 
     Raises:
         InfeasibleError: no plan fits.
     """
     best = plan(graph, cluster, without_limits(job, cluster))
     best_s = best.predictions.reached_s
-    return BestPlanComparison(best, prediction.iteration_s - best_s, prediction.iteration_s / best_s)
+    return best, prediction.iteration_s - best_s, prediction.iteration_s / best_s
 
 
 def without_limits(job: Job, cluster: Cluster) -> Job:

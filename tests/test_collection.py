@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from planner.collection import uncollected
+from planner.interpreter import uncollected
 
 
 @uncollected()

@@ -12,7 +12,7 @@ import planner
 _LIGHT = """
 import sys
 import planner
-light = {"planner", "planner.exports"}
+light = {"planner", "planner.interpreter"}
 assert {name for name in sys.modules if name.startswith("planner")} == light, "import planner imports its packages"
 from planner.hardware import load_cluster
 assert planner.load_cluster is load_cluster and planner.schedules.names()

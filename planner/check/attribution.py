@@ -17,7 +17,7 @@ from planner.hardware.types import Cluster
 from planner.named_shardings import NamedConfiguration, with_sharding
 from planner.plans import Plan
 from planner.plans.comparison import fullest
-from planner.plans.matching import match_blocks, stage_decision
+from planner.plans.matching import decision_words, match_blocks
 from planner.prediction import predict
 from planner.space import Configuration
 
@@ -33,7 +33,7 @@ class Cause(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class CauseShare:
     """A part of the difference, with its causes.
 
     Attributes:
@@ -47,17 +47,9 @@ class Part:
     memory_bytes: float
 
 
-@dataclass(frozen=True, slots=True)
-class Attribution:
-    """A difference between two plans, split by cause.
-
-    Attributes:
-        parts: the parts in the order of `Cause`; they add up to the whole difference.
-        unpriced: why some causes share a part, a line each.
-    """
-
-    parts: tuple[Part, ...]
-    unpriced: tuple[str, ...] = ()
+Attribution = tuple[tuple[CauseShare, ...], tuple[str, ...]]
+"""A difference between two plans by cause: its parts in the order of `Cause`, which add up to the whole difference, and
+why some causes share a part, a line each."""
 
 
 def attribute(old: Plan, new: Plan, graphs: Sequence[Graph] = (), clusters: Sequence[Cluster] = ()) -> Attribution:
@@ -79,7 +71,7 @@ def attribute(old: Plan, new: Plan, graphs: Sequence[Graph] = (), clusters: Sequ
     models = {graph.fingerprint: graph for graph in graphs}
     machines = {cluster.fingerprint: cluster for cluster in clusters}
     causes = list(_causes(old, new))
-    parts: list[Part] = []
+    parts: list[CauseShare] = []
     unpriced: list[str] = []
     last_figures, pending = _figures(old), list[Cause]()
     for cause in causes:
@@ -89,9 +81,9 @@ def attribute(old: Plan, new: Plan, graphs: Sequence[Graph] = (), clusters: Sequ
         except ShardplanError as error:
             unpriced.append(f"the old decisions after the change of {cause} cannot be priced: {error.problem.message}")
             continue
-        parts.append(Part(tuple(pending), figures[0] - last_figures[0], figures[1] - last_figures[1]))
+        parts.append(CauseShare(tuple(pending), figures[0] - last_figures[0], figures[1] - last_figures[1]))
         last_figures, pending = figures, []
-    return Attribution(tuple(parts), tuple(unpriced))
+    return tuple(parts), tuple(unpriced)
 
 
 def _require_known(what: str, fingerprints: set[str], given: Sequence[Graph] | Sequence[Cluster]) -> None:
@@ -111,7 +103,7 @@ def _causes(old: Plan, new: Plan) -> Iterator[Cause]:
         yield Cause.OPTIONS
     if old.model.fingerprint != new.model.fingerprint:
         yield Cause.MODEL
-    words = [[stage_decision(plan, stage.index).words for stage in plan.stages] for plan in (old, new)]
+    words = [[decision_words(plan, stage.index) for stage in plan.stages] for plan in (old, new)]
     if carry_over(old, new) != with_sharding(new.configuration, 0) or words[0] != words[1]:
         yield Cause.PLANNER
 

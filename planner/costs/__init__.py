@@ -9,7 +9,6 @@ from planner.costs.imported import costs_document as costs_document
 from planner.costs.imported import imported_profile as imported_profile
 from planner.costs.imported import is_priced as is_priced
 from planner.costs.imported import with_costs as with_costs
-from planner.costs.measured import RankSeconds as RankSeconds
 from planner.costs.measured import measure as measure
 from planner.costs.measured import passes_profile as passes_profile
 from planner.costs.precision import optimizer_state_bytes as optimizer_state_bytes

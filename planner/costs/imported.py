@@ -19,8 +19,8 @@ import numpy as np
 from planner.costs.types import Profile
 from planner.costs.work import tensor_bytes
 from planner.errors import ModelError, UsageError
+from planner.files import JsonError, is_figure, read_json
 from planner.graph import Graph, Node, Note, NoteLevel
-from planner.json_text import JsonError, is_figure, read_json
 from planner.operators.batching import rebatch
 from planner.operators.saved import element_bytes
 from planner.operators.types import Origin, SavedBytes

@@ -9,8 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from planner.costs.imported import by_own_costs, imported_profile, is_priced
-from planner.costs.narrow import narrow_products
-from planner.costs.precision import supported_precision
+from planner.costs.precision import narrow_products, supported_precision
 from planner.costs.rates import unaligned_products
 from planner.costs.roofline import price
 from planner.costs.types import Profile

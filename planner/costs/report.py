@@ -19,7 +19,7 @@ FORMAT = "shardplan-profile/1"
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class CostGroup:
     """Some nodes of a profile added up.
 
     Attributes:
@@ -97,9 +97,9 @@ class CostReport:
     precision: str
     source: str
     micro_batch: int
-    whole: Group
-    layers: tuple[Group, ...]
-    operators: tuple[Group, ...]
+    whole: CostGroup
+    layers: tuple[CostGroup, ...]
+    operators: tuple[CostGroup, ...]
     coverage: Coverage
     notes: tuple[Note, ...]
 
@@ -147,10 +147,10 @@ def cost_report(graph: Graph, profile: Profile) -> CostReport:
     )
 
 
-def _group(graph: Graph, profile: Profile, name: str, members: Iterable[int]) -> Group:
+def _group(graph: Graph, profile: Profile, name: str, members: Iterable[int]) -> CostGroup:
     index = np.fromiter(members, dtype=np.int64)
     weights = {p for i in index for p in graph.node_parameters[i]}
-    return Group(
+    return CostGroup(
         name=name,
         count=1,
         nodes=len(index),
@@ -164,9 +164,9 @@ def _group(graph: Graph, profile: Profile, name: str, members: Iterable[int]) ->
     )
 
 
-def _merged(groups: Sequence[Group]) -> list[Group]:
+def _merged(groups: Sequence[CostGroup]) -> list[CostGroup]:
     """Neighbouring layers that cost the same become one row, named from the first to the last."""
-    runs: list[list[Group]] = []
+    runs: list[list[CostGroup]] = []
     for group in groups:
         if runs and _figures(runs[-1][0]) == _figures(group) and "." in group.name:
             runs[-1].append(group)
@@ -175,17 +175,17 @@ def _merged(groups: Sequence[Group]) -> list[Group]:
     return [_run(run) for run in runs]
 
 
-def _figures(group: Group) -> tuple[object, ...]:
+def _figures(group: CostGroup) -> tuple[object, ...]:
     seconds = (f"{group.forward_s:.9e}", f"{group.backward_s:.9e}")
     return (group.nodes, group.parameters, group.forward_flops, group.saved_bytes, *seconds)
 
 
-def _run(run: Sequence[Group]) -> Group:
+def _run(run: Sequence[CostGroup]) -> CostGroup:
     first = run[0]
     if len(run) == 1:
         return first
     fields = asdict(first) | {"name": f"{first.name} .. {run[-1].name.rpartition('.')[2]}", "count": len(run)}
-    return Group(**fields)
+    return CostGroup(**fields)
 
 
 def coverage(graph: Graph, origins: Sequence[Origin]) -> Coverage:

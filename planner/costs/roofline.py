@@ -34,7 +34,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.costs.work import Work
+from planner.costs.work import OperatorWork
 from planner.errors import HardwareError
 from planner.graph import Graph, Note, NoteLevel, TensorKind, per_model
 from planner.graph.blocks import layer_of
@@ -63,7 +63,7 @@ class Times:
     at: Callable[[float, int], tuple[np.ndarray, np.ndarray]]
 
 
-def price(graph: Graph, work: Work, device: Device) -> Times:
+def price(graph: Graph, work: OperatorWork, device: Device) -> Times:
     """Seconds of each node's work.
 
     Raises:
@@ -92,7 +92,9 @@ class _Roofline:
         layers: [nodes] number of each node's layer.
     """
 
-    def __init__(self, work: Work, device: Device, peaks: np.ndarray, kinds: np.ndarray, layers: np.ndarray) -> None:
+    def __init__(
+        self, work: OperatorWork, device: Device, peaks: np.ndarray, kinds: np.ndarray, layers: np.ndarray
+    ) -> None:
         self.work, self.device, self.kinds, self.layers = work, device, kinds, layers
         self.peaks, self.moved = peaks * work.matrix_share, _fastest(device) / peaks
         self.fast = work.fast.applies & (peaks == _vector_peak(device))
@@ -230,7 +232,7 @@ def _only_weights(graph: Graph) -> np.ndarray:
     )
 
 
-def _peaks(work: Work, device: Device) -> tuple[np.ndarray, tuple[Note, ...]]:
+def _peaks(work: OperatorWork, device: Device) -> tuple[np.ndarray, tuple[Note, ...]]:
     """Matrix peak of each node's format; a format that the device lacks is replaced by a stand-in, with a note."""
     peaks = np.ones(len(work.formats))
     notes: dict[str, Note] = {}

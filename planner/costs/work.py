@@ -18,8 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.costs.narrow import NarrowProducts, product_formats
-from planner.costs.precision import Precision
+from planner.costs.precision import NarrowProducts, Precision, product_formats
 from planner.costs.rates import FastConvolutions, expert_counts, fast_convolutions, kernel_rates
 from planner.graph import DType, Graph, Node, Tensor, TensorKind
 from planner.hardware.types import Device
@@ -40,7 +39,7 @@ _ARRAYS = (*_COLUMNS, "beside", "back_beside", "matrix_share", "scores", "expert
 
 
 @dataclass(frozen=True)
-class Work:
+class OperatorWork:
     """Work of each node after fusion; float64 arrays of shape [nodes].
 
     Attributes:
@@ -79,11 +78,11 @@ class Work:
     scores: np.ndarray
     experts: np.ndarray
 
-    def of(self, nodes: np.ndarray) -> Work:
+    def of(self, nodes: np.ndarray) -> OperatorWork:
         """The work of some nodes, in arrays of their own."""
         arrays = {name: getattr(self, name)[nodes] for name in _ARRAYS}
         formats = tuple([self.formats[i] for i in nodes.tolist()])
-        return Work(**arrays, formats=formats, fast=self.fast.of(nodes))
+        return OperatorWork(**arrays, formats=formats, fast=self.fast.of(nodes))
 
     def kinds(self, graph: Graph) -> tuple[np.ndarray, np.ndarray]:
         """Nodes with equal work, found among those that make the same call.
@@ -112,7 +111,7 @@ def node_work(
     storages: Storages,
     device: Device,
     loss_bytes: float = 0.0,
-) -> Work:
+) -> OperatorWork:
     """Work of each node in the training precision, groups that run as one kernel put on their last node.
 
     Args:
@@ -151,7 +150,7 @@ def node_work(
     if narrow:
         narrow.change(graph, rows, beside, sizes, launch_share)
     model_type = float_type(graph)
-    return Work(
+    return OperatorWork(
         **dict(zip(_COLUMNS, rows.T, strict=True)),
         beside=beside[0],
         back_beside=beside[1],

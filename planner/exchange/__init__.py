@@ -11,10 +11,8 @@
 
 from __future__ import annotations
 
-from planner.exchange.choosing import choose as choose
-from planner.exchange.collectives import step_traffic as step_traffic
 from planner.exchange.fabric import Fabric as Fabric
-from planner.exchange.fabric import LevelTraffic as LevelTraffic
+from planner.exchange.fabric import LinkBytes as LinkBytes
 from planner.exchange.fabric import Servers as Servers
 from planner.exchange.fabric import Traffic as Traffic
 from planner.exchange.fabric import fabric_of as fabric_of
@@ -37,6 +35,7 @@ from planner.exchange.recipe import sent_bytes as sent_bytes
 from planner.exchange.recipe import step_s as step_s
 from planner.exchange.recipe import step_terms as step_terms
 from planner.exchange.scheme import Scheme as Scheme
+from planner.exchange.scheme import choose as choose
 from planner.exchange.types import Exchange as Exchange
 from planner.exchange.types import Step as Step
 from planner.exchange.types import Variable as Variable

@@ -229,13 +229,13 @@ def fabric_of(cluster: Cluster, ranks: Sequence[int] | None = None, servers: Ser
 
 
 @dataclass(frozen=True, slots=True)
-class LevelTraffic:
-    """Bytes through the ports of one level: the busiest port in each direction, and the sum of all outgoing bytes."""
+class LinkBytes:
+    """Bytes of one iteration over the links of a level: the busiest port out and in, and all ports together."""
 
     level: str
-    out_bytes: float
-    in_bytes: float
-    total_bytes: float
+    out_bytes: int
+    in_bytes: int
+    total_bytes: int
 
 
 @dataclass(frozen=True)
@@ -278,15 +278,15 @@ class Traffic:
         counted = np.array([p.level in first or p.child < 0 for p in ports], dtype=bool)
         return float(self.out_bytes[counted].sum()) if len(counted) else 0.0
 
-    def by_level(self) -> tuple[LevelTraffic, ...]:
+    def by_level(self) -> tuple[LinkBytes, ...]:
         """The busiest port and the sum of each level, innermost level first."""
         level_of = np.asarray([p.level for p in self.fabric.ports], dtype=np.int64)
         return tuple(
-            LevelTraffic(
+            LinkBytes(
                 self.fabric.cluster.levels[i].name,
-                float(self.out_bytes[level_of == i].max()),
-                float(self.in_bytes[level_of == i].max()),
-                float(self.out_bytes[level_of == i].sum()),
+                round(self.out_bytes[level_of == i].max()),
+                round(self.in_bytes[level_of == i].max()),
+                round(self.out_bytes[level_of == i].sum()),
             )
             for i in range(self.fabric.top + 1)
         )

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.errors import UsageError, positive, whole
-from planner.exchange.recipe import Sizes, kept_bytes, recipe_of, sent_bytes
+from planner.exchange.recipe import PayloadBytes, kept_bytes, recipe_of, sent_bytes
 from planner.exchange.types import Staleness
 from planner.hardware import Collective, moved_bytes
 
@@ -79,23 +79,15 @@ def ring_all_reduce_s(payload_bytes: float, ranks: int, byte_per_s: float) -> fl
     return all_reduce_bytes(payload_bytes, ranks) / byte_per_s
 
 
-@dataclass(frozen=True, slots=True)
-class BytePSShares:
-    """Fraction of the gradients that one CPU machine sums, and that one GPU machine sums."""
-
-    cpu: float
-    gpu: float
-
-
-def byteps_shares(gpu_machines: int, cpu_machines: int, cpu_bandwidth: float = 1.0) -> BytePSShares:
-    """The shares that keep all ports busy to the end.
+def byteps_shares(gpu_machines: int, cpu_machines: int, cpu_bandwidth: float = 1.0) -> tuple[float, float]:
+    """Shares of a CPU and of a GPU machine in the sums that keep all ports busy to the end.
 
     A CPU machine sums 2(n-1)/(n^2+kn-2k), a GPU machine (n-k)/(n^2+kn-2k) (Jiang et al., OSDI 2020; k <= n).
     With CPU machines of c times a GPU machine's bandwidth, equal times at both, n x/c = 1 + (n-2)(1 - kx)/n, give
     x = 2(n-1)c/(n^2+(n-2)kc); beyond kx = 1 the GPU machines sum nothing.
 
     >>> formulas.byteps_shares(8, 1)
-    BytePSShares(cpu=0.2, gpu=0.1)
+    (0.2, 0.1)
 
     Raises:
         UsageError: no GPU machine, a negative count, a bandwidth that is not above 0.
@@ -106,9 +98,9 @@ def byteps_shares(gpu_machines: int, cpu_machines: int, cpu_bandwidth: float = 1
     if not c > 0:
         raise UsageError(f"CPU machines with {c} times the bandwidth", hint="use a ratio above 0")
     if k == 0 or n == 1:
-        return BytePSShares(0.0, 1 / n)
+        return 0.0, 1 / n
     cpu = 1 / k if math.isinf(c) else min(1 / k, 2 * (n - 1) * c / (n * n + (n - 2) * k * c))
-    return BytePSShares(cpu, max(0.0, (1 - k * cpu) / n))
+    return cpu, max(0.0, (1 - k * cpu) / n)
 
 
 def byteps_s(payload_bytes: float, gpu_machines: int, cpu_machines: int, byte_per_s: float) -> float:
@@ -224,7 +216,7 @@ def zero_state_bytes(
         UsageError: a stage other than 0 to 3, or no rank.
     """
     whole(ranks=ranks)
-    sizes = Sizes(gradient, weight)
+    sizes = PayloadBytes(gradient, weight)
     kept = kept_bytes(recipe_of(stage), sizes, optimizer, lambda group: 1 if group is None else ranks, parameters)
     return float(kept.weights + kept.gradients + kept.optimizer)
 
@@ -241,7 +233,7 @@ def zero_elements(parameters: float, stage: int, ranks: int | None = None) -> fl
 
     Source: Rajbhandari et al., ZeRO, SC 2020, section 7.
     """
-    sent = sent_bytes(recipe_of(stage), Sizes(1.0, 1.0), lambda _: 2 if ranks is None else ranks, parameters)
+    sent = sent_bytes(recipe_of(stage), PayloadBytes(1.0, 1.0), lambda _: 2 if ranks is None else ranks, parameters)
     return 2 * sent if ranks is None else sent  # two ranks send half of what the limit is
 
 

@@ -87,7 +87,7 @@ class ElementBytes(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class PayloadBytes:
     """Bytes of gradients and of weights; an `ElementBytes`."""
 
     gradient_bytes: float

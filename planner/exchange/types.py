@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.errors import JobError, ModelError
-from planner.exchange.recipe import Sizes
+from planner.exchange.recipe import PayloadBytes
 from planner.graph import Graph, TensorKind
 
 if TYPE_CHECKING:
     from planner.exchange.fabric import Traffic
+    from planner.exchange.scheme import Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +56,10 @@ class Variable:
         return self.gradient_bytes if self.weight_bytes is None else self.weight_bytes
 
     @property
-    def sent(self) -> Sizes:
+    def sent(self) -> PayloadBytes:
         """Bytes that a machine exchanges with servers: of a sparse variable only the rows that it touches."""
         part = self.touched if self.sparse else 1.0
-        return Sizes(part * self.gradient_bytes, part * self.pulled_bytes)
+        return PayloadBytes(part * self.gradient_bytes, part * self.pulled_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,17 +147,6 @@ class Staleness:
         return self.local == 0 and self.overall == 0
 
 
-@dataclass(frozen=True, slots=True)
-class Transfer:
-    """One message of the exchange and when it travels, from the start of the backward of the last micro-batch."""
-
-    variables: tuple[str, ...]
-    method: str
-    payload_bytes: float
-    ready_s: float
-    end_s: float
-
-
 @dataclass(frozen=True)
 class Exchange:
     """The cost of the exchange of one step under one scheme.
@@ -168,7 +158,8 @@ class Exchange:
         traffic: bytes through every port of the fabric in one step.
         memory: fractions of the model state that a rank keeps.
         staleness: of the weights that gradients are computed with.
-        transfers: the messages with their times; empty where weights travel in the forward too (ZeRO, WSP).
+        transfers: the messages, and when each has arrived, in seconds from the start of the backward of the last
+            micro-batch; empty where weights travel in the forward too (ZeRO, WSP).
         methods: by variable, how it travels.
         placements: by variable, the share of each endpoint (the machines of the group, then the servers); empty without
             servers.
@@ -181,7 +172,7 @@ class Exchange:
     traffic: Traffic
     memory: MemoryFactors
     staleness: Staleness
-    transfers: tuple[Transfer, ...]
+    transfers: tuple[tuple[Message, float], ...]
     methods: Mapping[str, str]
     placements: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()

@@ -15,7 +15,7 @@ from planner.documents import pretty
 from planner.export import Export, Exporter, Gap, readings, register
 from planner.export.layers import mixtures, unlike_layers
 from planner.plans import Plan, Requirement
-from planner.plans.items import block_items, layer_name, layers
+from planner.plans.readings import block_items, layer_name, layers
 from planner.systems.backends import BACKENDS
 
 FORMATS = {"fp32": ("fp32", True), "bf16": ("bf16", False), "bf16-fp32grad": ("bf16", True), "fp16": ("fp16", False)}

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from planner.plans import Plan
-from planner.plans.items import layer_name, layers, predictors
+from planner.plans.readings import layer_name, layers, predictors
 
 MIXERS: tuple[tuple[str, frozenset[str]], ...] = (
     ("E", frozenset({"experts"})),

@@ -18,7 +18,7 @@ from planner.errors import UsageError
 from planner.export import Export, Exporter, FrameworkJob, Gap, readings, register
 from planner.export.layers import hybrid_symbols, mixtures
 from planner.plans import Plan, Requirement
-from planner.plans.items import block_items, item_starts, layer_name, layers, predictors
+from planner.plans.readings import block_items, item_starts, layer_name, layers, predictors
 from planner.space.named import Degrees
 from planner.systems.backends import BACKENDS
 from planner.units import plural

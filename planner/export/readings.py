@@ -13,7 +13,7 @@ from typing import Any
 
 from planner.errors import UsageError
 from planner.plans import Block, Plan, ShardedBlock, Sharding
-from planner.plans.items import base_name, block_items, layer_name, layers
+from planner.plans.readings import base_name, block_items, layer_name, layers
 from planner.schedules import ActionKind
 from planner.sharding import AxisRole
 from planner.sharding.layout import parse_layout

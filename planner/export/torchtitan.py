@@ -16,7 +16,7 @@ from planner.costs.precision import precision as precision_of
 from planner.errors import UsageError
 from planner.export import Export, Exporter, FrameworkJob, Gap, readings, register
 from planner.plans import Plan, Requirement
-from planner.plans.items import block_items, layer_name, layers
+from planner.plans.readings import block_items, layer_name, layers
 from planner.space.named import Degrees
 from planner.systems.backends import BACKENDS
 

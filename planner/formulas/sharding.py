@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from planner.errors import UsageError, divides, same_length, whole
 from planner.exchange.formulas import (
@@ -134,30 +133,19 @@ def gshard_all_to_all_bytes(
     return 4 * sent if train_step else sent
 
 
-@dataclass(frozen=True, slots=True)
-class LinearElements:
-    """Elements that a device sends for one linear layer in a training step.
-
-    Attributes:
-        data_parallel: all-reduce of the weight's gradient.
-        grid: inputs, weights and results, each gathered or scattered twice over rows or columns of a square grid.
-        grid_stationary: inputs and weights, three times each; results stay in place.
-    """
-
-    data_parallel: float
-    grid: float
-    grid_stationary: float
-
-
-def autoddl_linear_elements(batch: int, inputs: int, outputs: int, devices: int) -> LinearElements:
+def autoddl_linear_elements(batch: int, inputs: int, outputs: int, devices: int) -> tuple[float, float, float]:
     """Elements sent for a linear layer b x i -> o on P devices: data parallel, and on a grid of sqrt(P) x sqrt(P).
 
     Data parallel: 2(P-1)/P io. On the grid each device has 1/P of x, y and w. Gathering or scattering one of them over
     r = sqrt(P) devices sends (r-1)/P of it, in all 2(r-1)/P (bi + bo + io), which falls as 1/sqrt(P).
 
-    >>> found = formulas.autoddl_linear_elements(4096, 4096, 4096, devices=64)
-    >>> found.data_parallel, found.grid
-    (33030144.0, 11010048.0)
+    >>> formulas.autoddl_linear_elements(4096, 4096, 4096, devices=64)
+    (33030144.0, 11010048.0, 11010048.0)
+
+    Returns:
+        Elements that a device sends in a training step: data parallel, for the weight's gradient; on a grid, inputs,
+        weights and results, each gathered or scattered twice; and on a grid where results stay in place, inputs and
+        weights, three times each.
 
     Raises:
         UsageError: P is not a square.
@@ -168,7 +156,7 @@ def autoddl_linear_elements(batch: int, inputs: int, outputs: int, devices: int)
         raise UsageError(f"{devices} devices make no square grid", hint="use a square number, or planner.sharding")
     x, y, w = batch * inputs, batch * outputs, inputs * outputs
     share = (side - 1) / devices
-    return LinearElements(all_reduce_bytes(w, devices), 2 * share * (x + y + w), 3 * share * (x + w))
+    return all_reduce_bytes(w, devices), 2 * share * (x + y + w), 3 * share * (x + w)
 
 
 ALPA_EXTRA = {"all-gather": 0.1, "all-reduce": 0.01, "reduce-scatter": 0.001, "all-to-all": 0.001}
@@ -214,7 +202,7 @@ def byteps_cpu_share(gpu_machines: int, cpu_machines: int) -> float:
     >>> formulas.byteps_cpu_share(8, 1), formulas.byteps_cpu_share(8, 8)
     (0.2, 1.0)
     """
-    return cpu_machines * byteps_shares(gpu_machines, cpu_machines).cpu
+    return cpu_machines * byteps_shares(gpu_machines, cpu_machines)[0]
 
 
 def byteps_speedup(gpu_machines: int, cpu_machines: int, over: str = "all-reduce") -> float:
@@ -268,35 +256,25 @@ def largest_stage_parameters(layers: int, hidden: int, stages: int, model: str =
     return layers // stages * transformer_block_parameters(hidden) + rows * hidden
 
 
-@dataclass(frozen=True, slots=True)
-class FeedForwardElements:
-    """Elements that a rank sends in a training step, for activations and for weights."""
-
-    activations: float
-    weights: float
-
-    @property
-    def total(self) -> float:
-        """Both."""
-        return self.activations + self.weights
-
-
 def mesh_tensorflow_feed_forward_elements(
     batch: int, width: int, hidden: int, batch_ranks: int, hidden_ranks: int
-) -> FeedForwardElements:
+) -> tuple[float, float]:
     """Elements of the all-reduces of two products b x d -> h -> d, batch and hidden each split over a mesh dimension.
 
     Activations: the result forward and the input's gradient backward, 2 x 2(r-1)/r b/r' d for r ranks of the hidden and
     r' of the batch dimension; weights 2(r'-1)/r' 2 d h/r.
 
     >>> formulas.mesh_tensorflow_feed_forward_elements(512, 1024, 4096, batch_ranks=4, hidden_ranks=4)
-    FeedForwardElements(activations=393216.0, weights=3145728.0)
+    (393216.0, 3145728.0)
+
+    Returns:
+        Elements that a rank sends in a training step for activations, and for weights.
     """
     whole(batch_ranks=batch_ranks, hidden_ranks=hidden_ranks)
     divides("batch", batch, "ranks", batch_ranks)
     divides("hidden", hidden, "ranks", hidden_ranks)
     activations = 2 * all_reduce_bytes(batch / batch_ranks * width, hidden_ranks)
-    return FeedForwardElements(activations, all_reduce_bytes(2 * width * hidden / hidden_ranks, batch_ranks))
+    return activations, all_reduce_bytes(2 * width * hidden / hidden_ranks, batch_ranks)
 
 
 def mesh_tensorflow_mesh_shapes(devices: int, most_dims: int | None = None) -> tuple[tuple[int, ...], ...]:
@@ -320,15 +298,6 @@ def mesh_tensorflow_mesh_shapes(devices: int, most_dims: int | None = None) -> t
     return tuple(shapes(devices, devices, most_dims or devices)) if devices > 1 else ((1,),)
 
 
-@dataclass(frozen=True, slots=True)
-class MeshChoice:
-    """A mesh (ranks of each dimension), a layout on it (`a:mesh_1;c:mesh_0`), and the peak memory of a rank."""
-
-    mesh: dict[str, int]
-    layout: str
-    peak_bytes: float
-
-
 def mesh_tensorflow_layout_and_mesh(
     equations: str | Sequence[str],
     sizes: Mapping[str, int],
@@ -336,19 +305,22 @@ def mesh_tensorflow_layout_and_mesh(
     most_dims: int | None = None,
     unsplittable: Sequence[str] = (),
     item_bytes: float = 4.0,
-) -> MeshChoice:
+) -> tuple[dict[str, int], str, float]:
     """The mesh shape and layout of minimum peak memory on a number of devices; the first shape among equals.
 
     >>> formulas.mesh_tensorflow_layout_and_mesh("ab,bc->ac", {"a": 10, "b": 5, "c": 20}, devices=8)
-    MeshChoice(mesh={'mesh_0': 4, 'mesh_1': 2}, layout='a:mesh_1;c:mesh_0', peak_bytes=300.0)
+    ({'mesh_0': 4, 'mesh_1': 2}, 'a:mesh_1;c:mesh_0', 300.0)
+
+    Returns:
+        Ranks of each mesh dimension, the layout, and the peak memory of a rank.
     """
     program = named_program(equations, sizes, item_bytes)
-    best: MeshChoice | None = None
+    best: tuple[dict[str, int], str, float] | None = None
     for shape in mesh_tensorflow_mesh_shapes(devices, most_dims):
         mesh = {f"mesh_{i}": ranks for i, ranks in enumerate(shape)}
         found = best_layout(program, mesh, unsplittable=unsplittable)
-        if best is None or found.peak_bytes < best.peak_bytes:
-            best = MeshChoice(mesh, str(found), found.peak_bytes)
+        if best is None or found.peak_bytes < best[2]:
+            best = mesh, str(found), found.peak_bytes
     if best is None:
         raise UsageError(f"{devices} devices make no mesh", hint="use one or more")
     return best

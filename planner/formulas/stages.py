@@ -351,18 +351,9 @@ def pipedream_partition(
     return PipeDreamStages(result.objective, _boundaries(len(s.layers) for s in result.decision), replicas, parallel)
 
 
-@dataclass(frozen=True, slots=True)
-class HetPipeStages:
-    """The result of HetPipe's partitioner: time of the slowest stage, the cuts, and the device speed of each stage."""
-
-    bottleneck_s: float
-    boundaries: tuple[int, ...]
-    order: tuple[float, ...]
-
-
 def hetpipe_partition(
     layers: Sequence[float], speeds: Sequence[float], boundary_bytes: Sequence[float] = (), byte_per_s: float = math.inf
-) -> HetPipeStages:
+) -> tuple[float, tuple[int, ...], tuple[float, ...]]:
     """Minimise the slowest stage over all cuts of a chain and all orders of the devices; every device is used.
 
     Args:
@@ -371,8 +362,11 @@ def hetpipe_partition(
         boundary_bytes: bytes that each layer sends to the next, one way; none by default.
         byte_per_s: bandwidth of the links.
 
-    >>> formulas.hetpipe_partition([3, 1, 4, 1, 5, 9, 2, 6], speeds=[4, 2, 2, 1]).bottleneck_s
+    >>> formulas.hetpipe_partition([3, 1, 4, 1, 5, 9, 2, 6], speeds=[4, 2, 2, 1])[0]
     4.0
+
+    Returns:
+        Time of the slowest stage, the cuts, and the device speed of each stage.
     """
     same_length(layers=layers)
     positive(slowest_speed=min(speeds, default=0))
@@ -392,17 +386,7 @@ def hetpipe_partition(
         bandwidth_byte_per_s=uniform_links(len(kinds), byte_per_s),
     )
     result = _solved(problem)
-    return HetPipeStages(
-        result.objective, result.decision.boundaries, tuple(float(kinds[kind]) for kind in result.decision.types)
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Blocks:
-    """An acyclic partition: load of the fullest block, and the block of each node, in pipeline order."""
-
-    max_load: float
-    blocks: tuple[int, ...]
+    return result.objective, result.decision.boundaries, tuple(float(kinds[kind]) for kind in result.decision.types)
 
 
 def max_load_partition(
@@ -411,7 +395,7 @@ def max_load_partition(
     edges: Sequence[tuple[int, int]] | None = None,
     sizes: Sequence[float] | None = None,
     byte_per_s: float = 1.0,
-) -> Blocks:
+) -> tuple[float, tuple[int, ...]]:
     """Acyclic k-partition of a DAG that minimises the fullest block: work, and distinct inputs and outputs over B.
 
     Args:
@@ -422,9 +406,12 @@ def max_load_partition(
         byte_per_s: B, bandwidth.
 
     >>> formulas.max_load_partition([4, 3, 2, 6, 5], 2)
-    Blocks(max_load=11.0, blocks=(0, 0, 0, 1, 1))
-    >>> formulas.max_load_partition([4, 3, 2, 6, 5], 2, sizes=[4, 8, 1, 2, 0], byte_per_s=4).max_load
+    (11.0, (0, 0, 0, 1, 1))
+    >>> formulas.max_load_partition([4, 3, 2, 6, 5], 2, sizes=[4, 8, 1, 2, 0], byte_per_s=4)[0]
     11.25
+
+    Returns:
+        Load of the fullest block, and the block of each node, in pipeline order.
     """
     whole(devices=devices)
     positive(byte_per_s=byte_per_s)
@@ -448,22 +435,17 @@ def max_load_partition(
         transfer_ms=moved,
     )
     result = _solved(problem)
-    return Blocks(result.objective, _in_order(result.decision, arcs))
+    return result.objective, _in_order(result.decision, arcs)
 
 
-@dataclass(frozen=True, slots=True)
-class AlpaStages:
-    """The result of Alpa's outer dynamic program: latency of an iteration, and the cuts."""
-
-    latency_s: float
-    boundaries: tuple[int, ...]
-
-
-def alpa_partition(layer_s: Sequence[float], stages: int, micro_batches: int) -> AlpaStages:
+def alpa_partition(layer_s: Sequence[float], stages: int, micro_batches: int) -> tuple[float, tuple[int, ...]]:
     """Cut a chain into stages, one device each, that minimise sum t + (B-1) max t.
 
     >>> formulas.alpa_partition([1, 2, 1, 1, 1], stages=2, micro_batches=8)
-    AlpaStages(latency_s=27.0, boundaries=(0, 2, 5))
+    (27.0, (0, 2, 5))
+
+    Returns:
+        Latency of an iteration, and the cuts.
     """
     count = same_length(layer_s=layer_s)
     whole(stages=stages, micro_batches=micro_batches)
@@ -472,7 +454,7 @@ def alpa_partition(layer_s: Sequence[float], stages: int, micro_batches: int) ->
     sums = np.concatenate([[0.0], np.cumsum(np.asarray(layer_s, dtype=float))])
     table = np.where(np.tri(count, dtype=bool).T, sums[None, 1:] - sums[:-1, None], np.inf)
     result = _solved(IterationProblem(table[:, :, None], np.array([1]), stages, micro_batches))
-    return AlpaStages(result.objective, _boundaries(s.last - s.first + 1 for s in result.decision))
+    return result.objective, _boundaries(s.last - s.first + 1 for s in result.decision)
 
 
 def _solved(problem: object) -> Result:

@@ -226,7 +226,7 @@ NO_RULE = "no-rule"
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something the importer assumed, dropped or could not do, to be said to the user by name."""
+    """Something assumed, dropped or impossible, to be said to the reader by name."""
 
     level: NoteLevel
     code: str

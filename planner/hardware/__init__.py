@@ -1,6 +1,6 @@
 """Devices, links, levels and mixed pools; what a transfer and a collective cost on them."""
 
-from planner.hardware.collectives import ALGORITHMS as ALGORITHMS
+from planner.hardware.collectives import COLUMNS as COLUMNS
 from planner.hardware.collectives import DIRECT as DIRECT
 from planner.hardware.collectives import MEASURED as MEASURED
 from planner.hardware.collectives import Terms as Terms

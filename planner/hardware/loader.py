@@ -45,7 +45,7 @@ _NAMES = ("cluster", "device", "stack", "base", "about", "sources", "devices", "
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ProfileChange:
     """One changed figure.
 
     Attributes:
@@ -59,13 +59,13 @@ class Change:
     text: str
 
 
-def read_changes(texts: Sequence[str]) -> tuple[Change, ...]:
+def read_changes(texts: Sequence[str]) -> tuple[ProfileChange, ...]:
     """Changes written as `path.to.field=value`.
 
     Raises:
         UsageError: a text is not of that form, or names a field twice.
     """
-    changes: dict[tuple[str, ...], Change] = {}
+    changes: dict[tuple[str, ...], ProfileChange] = {}
     for text in texts:
         path, sign, value = text.partition("=")
         names = tuple(name.strip() for name in path.split("."))
@@ -76,11 +76,11 @@ def read_changes(texts: Sequence[str]) -> tuple[Change, ...]:
         document = parse_document(f"value: {value.strip()}", text)
         if document.problems:
             raise UsageError(f"{value!r} is no value", where=text, hint=document.problems[0].message)
-        changes[names] = Change(names, document.data["value"], f"{'.'.join(names)}={value.strip()}")
+        changes[names] = ProfileChange(names, document.data["value"], f"{'.'.join(names)}={value.strip()}")
     return tuple(changes.values())
 
 
-def changed_profile(document: Document, changes: Sequence[Change]) -> ProfileFile:
+def changed_profile(document: Document, changes: Sequence[ProfileChange]) -> ProfileFile:
     """The profile in a document with some of its figures changed.
 
     Raises:
@@ -100,14 +100,14 @@ def changed_profile(document: Document, changes: Sequence[Change]) -> ProfileFil
     return spec
 
 
-def changes_of(changes: Sequence[Change], root: str) -> tuple[Change, ...]:
+def changes_of(changes: Sequence[ProfileChange], root: str) -> tuple[ProfileChange, ...]:
     """The changes of the devices (`DEVICE`), the software (`STACK`) or the cluster (""), with paths from there on."""
     if not root:
         return tuple(change for change in changes if change.path[0] not in (DEVICE, STACK))
     return tuple(replace(change, path=change.path[1:]) for change in changes if change.path[0] == root)
 
 
-def _set(data: dict[str, Any], change: Change) -> None:
+def _set(data: dict[str, Any], change: ProfileChange) -> None:
     """Write a change into the data of a profile.
 
     Raises:
@@ -156,7 +156,7 @@ def _fields(data: dict[str, Any], *, tier: bool) -> list[str]:
     return [name for name in model.model_fields if name not in (*_NAMES, *TIERS)]
 
 
-def _near(data: dict[str, Any], change: Change) -> str:
+def _near(data: dict[str, Any], change: ProfileChange) -> str:
     """A hint with the fields closest to an unknown one."""
     wanted, _, _ = change.text.partition("=")
     head = wanted.removesuffix(".".join(change.path))
@@ -290,7 +290,7 @@ def _of_kind(name_or_path: str | Path, kind: type[Profile], known: Sequence[str]
     return spec
 
 
-def device_types(spec: ClusterFile, changes: Sequence[Change] = ()) -> dict[str, Any]:
+def device_types(spec: ClusterFile, changes: Sequence[ProfileChange] = ()) -> dict[str, Any]:
     """By name, each device type that a cluster uses: of its own file, or of another one.
 
     Raises:
@@ -301,7 +301,7 @@ def device_types(spec: ClusterFile, changes: Sequence[Change] = ()) -> dict[str,
     return {part.type: own.get(part.type) or _changed(part.type, changes) for part in spec.devices}
 
 
-def _changed(name_or_path: str | Path, changes: Sequence[Change]) -> ProfileFile:
+def _changed(name_or_path: str | Path, changes: Sequence[ProfileChange]) -> ProfileFile:
     """The checked content of a profile file, with some figures changed."""
     spec = read_profile(name_or_path)
     return changed_profile(read_document(profile_path(name_or_path)), changes) if changes else spec

@@ -17,8 +17,8 @@ from annotated_types import Ge, Le
 
 from planner.documents import adapter, readable
 from planner.errors import ModelError, Problem
+from planner.files import LARGEST_FIGURE, JsonError, read_json
 from planner.graph import Graph, Note, NoteLevel
-from planner.json_text import LARGEST_FIGURE, JsonError, read_json
 from planner.registry import Registry
 
 HEAD_BYTES = 4096

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from planner.errors import ModelError, Problem
+from planner.files import LARGEST_FIGURE, is_figure
 from planner.graph import DType, Graph, ImportReport, Node, Note, NoteLevel, Parameter, Tensor, TensorKind
 from planner.importers.formats import FORMATS, Format
-from planner.json_text import LARGEST_FIGURE, is_figure
 
 _NODE = re.compile(r"node(\d{1,9})$", re.ASCII)
 _FIELD = re.compile(r"(\w+)=(\[[^\]]*\]|[^,\s]+)")

@@ -21,9 +21,9 @@ from typing import Annotated, Any, ClassVar
 
 from annotated_types import Ge, Gt, Le, MinLen, MultipleOf
 
+from planner.files import LARGEST_FIGURE
 from planner.graph import Note, NoteLevel, topological_line
 from planner.importers.formats import MOST_INSTANCE_DEVICES, Figure, Findings, keyed, read_document
-from planner.json_text import LARGEST_FIGURE
 
 _SLOW_SAMPLE_S = 1.0
 """A layer that takes longer a sample than this is more likely given in milliseconds."""

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from planner.exports import exported, exports_of
+from planner.interpreter import exported, exports_of
 
 if TYPE_CHECKING:
-    from planner.partitions.check import partition_changes as partition_changes
     from planner.partitions.families import instance_family as instance_family
     from planner.partitions.plan_file import dump_partition as dump_partition
     from planner.partitions.plan_file import is_partition_plan as is_partition_plan
     from planner.partitions.plan_file import load_partition as load_partition
     from planner.partitions.plan_file import partition_schema as partition_schema
+    from planner.partitions.run import partition_changes as partition_changes
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401

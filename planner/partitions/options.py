@@ -27,7 +27,7 @@ MOST_DEVICES = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class PartitionOptions:
     """Options of all families; None for an option that is not given.
 
     Attributes:
@@ -80,9 +80,9 @@ class Options:
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {name: value for name, value in values.items() if value is not None}
 
-    def filled(self, **defaults: Any) -> Options:  # noqa: ANN401
+    def filled(self, **defaults: Any) -> PartitionOptions:  # noqa: ANN401
         """The options with these values for those that are not given."""
-        return Options(**(defaults | self.given()))
+        return PartitionOptions(**(defaults | self.given()))
 
     def only(self, allowed: Collection[str], what: str) -> None:
         """Refuse options that do not apply.
@@ -102,7 +102,7 @@ class Options:
 
 _RENAMED = {"memory_bytes": "memory", "bandwidth_byte_per_s": "bandwidth", "batch": "global-batch"}
 FLAGS: Mapping[str, str] = {
-    field.name: f"--{_RENAMED.get(field.name, field.name)}" for field in dataclasses.fields(Options)
+    field.name: f"--{_RENAMED.get(field.name, field.name)}" for field in dataclasses.fields(PartitionOptions)
 }
 """Command-line flag of each option."""
 
@@ -117,7 +117,7 @@ def seconds(value: Quantity) -> float:
     return float(value)
 
 
-def from_cluster(options: Options, cluster: Cluster) -> Options:
+def from_cluster(options: PartitionOptions, cluster: Cluster) -> PartitionOptions:
     """The options with machines, bandwidth and (if not given) memory of a cluster.
 
     The bandwidth of a level is what one device can send into it, times the level's efficiency.
@@ -143,7 +143,7 @@ def from_cluster(options: Options, cluster: Cluster) -> Options:
     )  # fmt: skip
 
 
-def recorded(options: Options) -> dict[str, Scalar | None]:
+def recorded(options: PartitionOptions) -> dict[str, Scalar | None]:
     """Options as a plan file has them; unlimited memory is null."""
     return {
         name: None if isinstance(value, float) and math.isinf(value) else value
@@ -151,13 +151,13 @@ def recorded(options: Options) -> dict[str, Scalar | None]:
     }
 
 
-def from_recorded(values: Mapping[str, Scalar | None], where: str) -> Options:
+def from_recorded(values: Mapping[str, Scalar | None], where: str) -> PartitionOptions:
     """Options of a plan file.
 
     Raises:
         PlanError: an unknown option, or a value of another type.
     """
-    names = {field.name for field in dataclasses.fields(Options)}
+    names = {field.name for field in dataclasses.fields(PartitionOptions)}
     stray = sorted(set(values) - names)
     if stray:
         raise PlanError(f"unknown option {stray[0]!r}", where=f"{where}: options", hint=did_you_mean(stray[0], names))
@@ -172,7 +172,7 @@ def from_recorded(values: Mapping[str, Scalar | None], where: str) -> Options:
     read: dict[str, Any] = dict(values)
     if "memory_bytes" in read:
         read["memory_bytes"] = math.inf if read["memory_bytes"] is None else float(read["memory_bytes"])
-    return Options(**read)
+    return PartitionOptions(**read)
 
 
 def check_devices(count: int, where: str) -> None:

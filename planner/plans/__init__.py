@@ -62,7 +62,6 @@ from planner.plans.rebuild import priced_configuration as priced_configuration
 from planner.plans.rebuild import rebuild as rebuild
 from planner.plans.records import Boundary as Boundary
 from planner.plans.records import Duplicated as Duplicated
-from planner.plans.records import PlanNote as PlanNote
 from planner.plans.records import Provenance as Provenance
 from planner.plans.records import SharedParameter as SharedParameter
 from planner.plans.rules import RULES as RULES

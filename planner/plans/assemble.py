@@ -14,7 +14,7 @@ from planner.costs import Profile
 from planner.costs.precision import Precision
 from planner.costs.report import coverage
 from planner.errors import PlanError
-from planner.graph import Chain, Graph, NoteLevel, per_graph
+from planner.graph import Chain, Graph, Note, NoteLevel, per_graph
 from planner.hardware.types import Cluster
 from planner.operators.modules import drops_output, module_nodes
 from planner.plans import sections, shard_sections
@@ -26,7 +26,6 @@ from planner.plans.rank_schedule import RankSchedule, lay_out, meeting
 from planner.plans.readings import requirements
 from planner.plans.records import (
     Duplicated,
-    PlanNote,
     Provenance,
     SharedParameter,
     Stage,
@@ -138,7 +137,7 @@ def assemble(
         alternatives=tuple(sections.alternative_section(candidate) for candidate in alternatives),
         coverage=coverage(graph, prices.origin),
         notes=(
-            *(PlanNote(str(n.level), n.code, n.message, n.where) for n in graph.report.notes),
+            *graph.report.notes,
             *(_separate_copies_note(entry) for entry in shared if entry.reduction == "none"),
         ),
         not_modelled=(
@@ -193,13 +192,13 @@ def _configuration_section(
     return dataclasses.replace(decision, stages=stages, schedule=rank_schedule.section.name)
 
 
-def _separate_copies_note(shared: SharedParameter) -> PlanNote:
+def _separate_copies_note(shared: SharedParameter) -> Note:
     """The note that tied weights are trained as separate copies."""
     message = (
         f"stages {list(shared.stages)} each train a copy of these tied weights of their own: as the pipeline never "
         "drains, at no update do all of them have the gradient of the same micro-batches, and none is exchanged"
     )
-    return PlanNote(str(NoteLevel.WARNING), "tie-given-up", message, shared.parameter)
+    return Note(NoteLevel.WARNING, "tie-given-up", message, shared.parameter)
 
 
 def _left_out(cluster: Cluster, *, sharded: bool, repeated: bool) -> tuple[str, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -14,7 +13,7 @@ from planner.costs.precision import Precision
 from planner.exchange import Exchange, Phase, RankGroup, Step, groups_of, recipe_of
 from planner.hardware.types import Collective
 from planner.plans.figures import StageCollective
-from planner.plans.records import ExchangeSection, FusedMessage, LinkBytes, SharedParameter, Stage, TensorExchange
+from planner.plans.records import ExchangeSection, FusedMessage, SharedParameter, Stage, TensorExchange
 from planner.plans.types import Plan
 from planner.plans.words import significant
 from planner.space.types import Configuration
@@ -24,19 +23,9 @@ MAX_SHOWN_SHARES = 8
 """Shares of servers that a line lists at most."""
 
 
-@dataclass(frozen=True, slots=True)
-class ExchangeWords:
-    """A gradient exchange in words.
-
-    Attributes:
-        methods: what is appended to the plan's summary, ", all-reduce and ps"; "" on one rank.
-        tells: what a training backend must know, by topic.
-        notes: times and what the price leaves out.
-    """
-
-    methods: str = ""
-    tells: Mapping[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+ExchangeWords = tuple[str, Mapping[str, str], tuple[str, ...]]
+"""A gradient exchange in words: what is appended to the plan's summary (", all-reduce and ps"; "" on one rank), what a
+training backend must know, by topic, and notes on times and what the price leaves out."""
 
 
 def exchange_words(exchange: Exchange, ranks: int, state_bytes: float, host_s: float) -> ExchangeWords:
@@ -57,7 +46,7 @@ def exchange_words(exchange: Exchange, ranks: int, state_bytes: float, host_s: f
             f"the fullest server holds {format_bytes(state_bytes * server_share)} in host memory, whose size profiles"
             f" do not say; rows in host memory and on the way to the devices take {format_seconds(host_s)}"
         )
-    return ExchangeWords(f", {methods}" if ranks > 1 else "", _servers(exchange), tuple(notes))
+    return f", {methods}" if ranks > 1 else "", _servers(exchange), tuple(notes)
 
 
 def _servers(exchange: Exchange) -> dict[str, str]:
@@ -91,8 +80,8 @@ def _exchange_section(exchange: Exchange, gradient_bytes: dict[str, float]) -> E
     groups: dict[tuple[str, tuple[float, ...]], list[str]] = {}
     for name, method in exchange.methods.items():
         groups.setdefault((method, shares.get(name, ())), []).append(name)
-    fused = any(len(t.variables) > 1 for t in exchange.transfers)
-    messages = tuple(FusedMessage(t.variables, round(t.payload_bytes)) for t in exchange.transfers)
+    fused = any(len(message.variables) > 1 for message, _ in exchange.transfers)
+    messages = tuple(FusedMessage(message.variables, round(message.payload_bytes)) for message, _ in exchange.transfers)
     return ExchangeSection(
         scheme=exchange.scheme,
         seconds=significant(exchange.seconds),
@@ -101,10 +90,7 @@ def _exchange_section(exchange: Exchange, gradient_bytes: dict[str, float]) -> E
             TensorExchange(tuple(names), method, round(sum(gradient_bytes[n] for n in names)), server_shares)
             for (method, server_shares), names in groups.items()
         ),
-        links=tuple(
-            LinkBytes(v.level, round(v.out_bytes), round(v.in_bytes), round(v.total_bytes))
-            for v in exchange.traffic.by_level()
-        ),
+        links=exchange.traffic.by_level(),
         messages=messages if fused else (),
         notes=exchange.notes,
     )

@@ -17,10 +17,10 @@ from planner.errors import InfeasibleError
 from planner.memory import fits
 from planner.plans.diff import Area, Change, diff
 from planner.plans.files import digest_of, loads, plain
-from planner.plans.matching import BlockMatch, Ranges, layers_of, match_blocks, match_stages, stage_decision
+from planner.plans.matching import BlockMatch, Ranges, decision_words, layers_of, match_blocks, match_stages, structure
 from planner.plans.model import TensorSpec
 from planner.plans.records import Provenance
-from planner.plans.rules import OFF, RULES, Cost, Metric, Remark, Severity, severities
+from planner.plans.rules import OFF, RULES, ComparedFigure, Metric, Remark, Severity, severities
 from planner.plans.types import Plan
 from planner.plans.words import module_list, module_ranges, summary
 from planner.units import format_bytes, format_fraction, format_number, format_rate, format_seconds, plural
@@ -52,7 +52,7 @@ class PlanComparison:
     operators: int
     causes: tuple[str, ...]
     decisions: tuple[str, ...]
-    costs: tuple[Cost, ...]
+    costs: tuple[ComparedFigure, ...]
     remarks: tuple[Remark, ...]
     changes: tuple[Change, ...]
 
@@ -220,7 +220,6 @@ def _span(numbers: range) -> str:
 
 def _stage_words(old: Plan, new: Plan, i: int, j: int) -> str:
     """How stage `i` of the old plan differs from stage `j` of the new one."""
-    before, after = stage_decision(old, i), stage_decision(new, j)
     blocks = old.stage_blocks(i), new.stage_blocks(j)
     counts = [layers_of(own) for own in blocks]
     changes = []
@@ -228,10 +227,10 @@ def _stage_words(old: Plan, new: Plan, i: int, j: int) -> str:
         changes.append(f"{counts[0]:g} -> {counts[1]:g} layer{'' if counts[1] == 1 else 's'}")
     elif len(blocks[0]) != len(blocks[1]):
         changes.append(f"{len(blocks[0])} -> {plural(len(blocks[1]), 'block')}")
-    elif before.blocks != after.blocks:
+    elif [structure(b) for b in blocks[0]] != [structure(b) for b in blocks[1]]:
         changes.append("other blocks")
-    pairs = zip(before.words, after.words, strict=True)
-    changes += [f"{name} {a} -> {b}" for (name, a), (_, b) in pairs if a != b]
+    before, after = decision_words(old, i), decision_words(new, j)
+    changes += [f"{name} {before[name]} -> {words}" for name, words in after.items() if words != before[name]]
     return ", ".join(changes) or "other blocks kept while recomputing"
 
 
@@ -251,11 +250,11 @@ def fullest(plan: Plan) -> tuple[float, float]:
     return float(plan.headline.memory_bytes) if plan.headline else held_bytes, capacity_bytes
 
 
-def costs_of(old: Plan, new: Plan) -> tuple[Cost, ...]:
+def costs_of(old: Plan, new: Plan) -> tuple[ComparedFigure, ...]:
     """The figures of both plans."""
     before, after = _figures(old), _figures(new)
     common = [metric for metric in Metric if metric in before and metric in after]
-    return tuple(Cost(m, before[m][0], after[m][0], before[m][1], after[m][1]) for m in common)
+    return tuple(ComparedFigure(m, before[m][0], after[m][0], before[m][1], after[m][1]) for m in common)
 
 
 def _figures(plan: Plan) -> dict[Metric, tuple[float, float | None]]:
@@ -292,7 +291,7 @@ def _on_decisions(
         yield "framework-lost", f"{name} took the old plan as it is and does not take the new one", -1
 
 
-def _on_costs(costs: Sequence[Cost], tolerance: float) -> Iterator[RuleMessage]:
+def _on_costs(costs: Sequence[ComparedFigure], tolerance: float) -> Iterator[RuleMessage]:
     by_metric = {cost.metric: cost for cost in costs}
     step, memory = by_metric[Metric.STEP_TIME], by_metric[Metric.PEAK_MEMORY]
     for cost, more, less in ((step, "slower", "faster"), (memory, "memory-grew", "")):

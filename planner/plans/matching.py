@@ -7,10 +7,9 @@ behind an insertion shift, but these blocks still match.
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from typing import NamedTuple
 
 from planner.plans.model import Block, outline
 from planner.plans.types import Plan
@@ -108,26 +107,12 @@ def renamed(old: Plan, new: Plan, match: BlockMatch) -> Mapping[str, str]:
     return {a: b for a, b in new_names.items() if a != b and a}
 
 
-class StageDecision(NamedTuple):
-    """A stage's decisions without numbers that shift: stages with equal decisions run the same blocks in the same way.
-
-    Attributes:
-        blocks: structures of its blocks.
-        kept: blocks of a recomputed stage that are kept, counted from its first.
-        words: everything else, by display name.
-    """
-
-    blocks: tuple[Hashable, ...]
-    kept: tuple[int, ...]
-    words: tuple[tuple[str, str], ...]
-
-
-def stage_decision(plan: Plan, index: int) -> StageDecision:
-    """The decisions of a stage."""
+def decision_words(plan: Plan, index: int) -> dict[str, str]:
+    """A stage's decisions beside its blocks and those that recomputation keeps, by display name."""
     stage, sharding = plan.stages[index], plan.sharding_of(index)
     layers = plan.configuration.stages[index].layers
     all_layers = plural(layers, "layer") if layers else "all layers"
-    words = {
+    return {
         "DP": str(len(stage.replicas)),
         "ranks": str(stage.group_ranks),
         "mesh": sharding.mesh if sharding else "none",
@@ -136,8 +121,19 @@ def stage_decision(plan: Plan, index: int) -> StageDecision:
         "offload": "+".join(stage.offload) or "nothing",
         "ZeRO": str(stage.zero),
     }
+
+
+def _decided(plan: Plan, index: int, structures: Iterable[Hashable]) -> Hashable:
+    """A stage's decisions without numbers that shift: stages with equal decisions run the same blocks in the same way.
+
+    Args:
+        plan: the plan.
+        index: the stage.
+        structures: of its blocks.
+    """
+    stage = plan.stages[index]
     kept = tuple(block - stage.blocks[0] for block in stage.kept_blocks) if stage.recompute else ()
-    return StageDecision(tuple(structure(block) for block in plan.stage_blocks(index)), kept, tuple(words.items()))
+    return tuple(structures), kept, tuple(decision_words(plan, index).items())
 
 
 def match_stages(old: Plan, new: Plan, match: BlockMatch) -> tuple[int, list[Ranges]]:
@@ -146,11 +142,9 @@ def match_stages(old: Plan, new: Plan, match: BlockMatch) -> tuple[int, list[Ran
     A block that changed but kept its place does not make its stage a changed one.
     """
     new_structure = {structure(old.block_table[i]): structure(new.block_table[j]) for i, j in match.new_of().items()}
-    before = [
-        view._replace(blocks=tuple(new_structure.get(block, block) for block in view.blocks))
-        for view in (stage_decision(old, stage.index) for stage in old.stages)
-    ]
-    after = [stage_decision(new, stage.index) for stage in new.stages]
+    structures = [[structure(block) for block in old.stage_blocks(stage.index)] for stage in old.stages]
+    before = [_decided(old, i, (new_structure.get(each, each) for each in own)) for i, own in enumerate(structures)]
+    after = [_decided(new, stage.index, map(structure, new.stage_blocks(stage.index))) for stage in new.stages]
     if len(before) == len(after):  # stages keep their numbers
         differ = [i for i, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
         return len(before) - len(differ), [(range(i, i + 1), range(i, i + 1)) for i in differ]

@@ -173,30 +173,21 @@ def template(first: str, second: str) -> str:
     return _NUMBER.sub(slot, first)
 
 
-@dataclass(frozen=True, slots=True)
-class Skeleton:
-    """A row of texts without the numbers in them.
-
-    Attributes:
-        shape: equal for rows that differ in numbers only; -1 where a brace, which would be read as a slot, forbids a
-            template.
-        numbers: the numbers in the texts, in order.
-    """
-
-    shape: int
-    numbers: tuple[int, ...]
+Skeleton = tuple[int, tuple[int, ...]]
+"""A row of texts without the numbers in them: its shape, equal for rows that differ in numbers only, -1 where a brace,
+which would be read as a slot, forbids a template; and the numbers, in order."""
 
 
 def skeletons(rows: Iterable[tuple[Sequence[str], Hashable]]) -> list[Skeleton]:
     """The skeletons of rows of texts, each with what else must be equal in copies of one template."""
     known: dict[object, int] = {}
-    result = []
+    result: list[Skeleton] = []
     for texts, equal in rows:
         if any("{" in text for text in texts):
-            result.append(Skeleton(-1, ()))
+            result.append((-1, ()))
             continue
         shape = known.setdefault((*map(outline, texts), equal), len(known))
-        result.append(Skeleton(shape, tuple([n for text in texts for n in numbers(text)])))
+        result.append((shape, tuple([n for text in texts for n in numbers(text)])))
     return result
 
 
@@ -205,10 +196,10 @@ def repeats(rows: Sequence[Skeleton], start: int, period: int) -> int:
     count = 1
     while start + (count + 1) * period <= len(rows):
         for k in range(start, start + period):
-            first, second, current = rows[k], rows[k + period], rows[k + count * period]
-            if first.shape < 0 or first.shape != current.shape:
+            (shape, first), (_, second), (shape_now, current) = rows[k], rows[k + period], rows[k + count * period]
+            if shape < 0 or shape != shape_now:
                 return count
-            pairs = zip(first.numbers, second.numbers, current.numbers, strict=True)
+            pairs = zip(first, second, current, strict=True)
             if any(b < a or c != a + (b - a) * count for a, b, c in pairs):
                 return count
         count += 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from planner.exchange.fabric import LinkBytes
 from planner.plans.orders import RankOrder
 from planner.schedules.types import OptimizerScaling as OptimizerScaling
 from planner.schedules.types import StageCorrection as StageCorrection
@@ -251,16 +252,6 @@ class SharedParameter:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanNote:
-    """Something assumed, dropped or impossible, to be said to the reader by name."""
-
-    level: str
-    code: str
-    message: str
-    where: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Provenance:
     """How the plan came to be; not part of the digest.
 
@@ -387,16 +378,6 @@ class FusedMessage:
 
     tensors: tuple[str, ...]
     bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class LinkBytes:
-    """Bytes of one iteration over the links of a level: the busiest port out and in, and all ports together."""
-
-    level: str
-    out_bytes: int
-    in_bytes: int
-    total_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

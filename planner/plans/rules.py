@@ -120,7 +120,7 @@ class Metric(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class ComparedFigure:
     """One figure of two plans.
 
     Attributes:
@@ -184,7 +184,7 @@ class Gate:
     kind: str = ""
     below: bool = False
 
-    def struck(self, costs: Sequence[Cost], remarks: Sequence[Remark]) -> str:
+    def struck(self, costs: Sequence[ComparedFigure], remarks: Sequence[Remark]) -> str:
         """Why the gate fails, in a line; "" if it passes. A figure that is missing or no number fails it."""
         if self.metric is None:
             order = list(Severity)

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from planner.costs.report import Coverage
 from planner.errors import PlanError
+from planner.graph import Note
 from planner.plans import records
 from planner.plans.figures import Alternative, FreeChoice, Headline, Predictions
 from planner.plans.model import Block, BlockParameter, BlockRun, ModelSection, block_names, expand, turned_copies
@@ -238,7 +239,7 @@ class Plan:
     predictions: Predictions
     alternatives: tuple[Alternative, ...]
     coverage: Coverage
-    notes: tuple[records.PlanNote, ...]
+    notes: tuple[Note, ...]
     not_modelled: tuple[str, ...]
     blocks: tuple[BlockRun, ...]
     shardings: tuple[Sharding, ...] = ()

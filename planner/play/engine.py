@@ -19,7 +19,6 @@ memory waits for them. A launched synchronisation runs beside the work, one at a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -178,10 +177,11 @@ class _Play:
         starts = [0.0] * len(source)
         ends, sent, arrival, own = starts.copy(), starts.copy(), starts.copy(), starts.copy()
         free, link_free = [0.0] * program.lanes, self._link_free
-        table = _TimeTable(starts, ends, sent, arrival, own, free)
+        self._starts, self._ends, self._sent = starts, ends, sent
+        self._arrival, self._own, self._free = arrival, own, free
         for action in program.sequence.tolist():
             if unusual[action]:
-                self._play_unusual(action, table)
+                self._play_unusual(action)
                 continue
             lane = lanes[action]
             start = free[lane]
@@ -211,56 +211,45 @@ class _Play:
             unusual[:] = True
         return [bool(x) for x in unusual.tolist()]
 
-    def _play_unusual(self, action: int, table: _TimeTable) -> None:
+    def _play_unusual(self, action: int) -> None:
         """Simulate an exchange, an eviction or load, or a group of paired actions."""
         kind, lane = self._kinds[action], self._lanes[action]
         if kind in _EXCHANGED:
-            table.starts[action], table.ends[action] = self._exchanges.play(action, table.free[lane], table.ends)
-            table.free[lane] = table.ends[action]
+            self._starts[action], self._ends[action] = self._exchanges.play(action, self._free[lane], self._ends)
+            self._free[lane] = self._ends[action]
         elif not self._joined[action]:
-            self._play_group(action, table)
+            self._play_group(action)
         if kind in _EVICTIONS:
             worker = int(self._program.worker[action])
-            table.sent[action] = begin = max(table.starts[action], self._copy_free[worker])
+            self._sent[action] = begin = max(self._starts[action], self._copy_free[worker])
             finish = begin + float(self._times.evict_s[self._program.stage[action]])
-            table.own[action] = table.arrival[action] = self._copy_free[worker] = finish
+            self._own[action] = self._arrival[action] = self._copy_free[worker] = finish
 
-    def _play_group(self, first: int, table: _TimeTable) -> None:
+    def _play_group(self, first: int) -> None:
         """Simulate an action and those paired with it as one."""
         last = first + 1
         while self._joined[last]:
             last += 1
         lane, members = self._lanes[first], range(first, last)
-        start, work_s = table.free[lane], self._work_s
+        start, work_s = self._free[lane], self._work_s
         for m in members:
             source, needed = self._sources[m], self._needs[m]
             if source >= 0:
-                start = max(start, table.arrival[source])
+                start = max(start, self._arrival[source])
             if needed >= 0:
-                start = max(start, table.own[needed])
+                start = max(start, self._own[needed])
         end = start + sum(self._span_s[first:last])
         if len(set(self._kinds[first:last])) > 1:
             end -= self._pair_overlap * min(work_s[first:last])
         for m in members:
-            table.starts[m], table.ends[m] = start, end
-            table.own[m] = end - self._own_early[m]
-            table.arrival[m] = end - self._early[m]
+            self._starts[m], self._ends[m] = start, end
+            self._own[m] = end - self._own_early[m]
+            self._arrival[m] = end - self._early[m]
             route = self._links_of[m]
             if route >= 0:
-                table.sent[m] = begin = max(table.arrival[m], self._link_free[route])
-                table.arrival[m] = self._link_free[route] = begin + self._lag_s[m]
-        table.free[lane] = end
-
-
-class _TimeTable(NamedTuple):
-    """Times by action and the time when each lane is free; filled in during the pass."""
-
-    starts: list[float]
-    ends: list[float]
-    sent: list[float]
-    arrival: list[float]
-    own: list[float]
-    free: list[float]
+                self._sent[m] = begin = max(self._arrival[m], self._link_free[route])
+                self._arrival[m] = self._link_free[route] = begin + self._lag_s[m]
+        self._free[lane] = end
 
 
 class _Exchanges:

@@ -41,7 +41,7 @@ _TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Steady:
+class PlayedSchedule:
     """Iteration time of simulated orders.
 
     Attributes:
@@ -63,7 +63,7 @@ class Steady:
         return max(0.0, 1.0 - busy_s / self.iteration_s) if self.iteration_s > 0 else 0.0
 
 
-def play_schedule(schedule: Schedule, pipeline: Pipeline, times: StageTimes, conditions: Conditions) -> Steady:
+def play_schedule(schedule: Schedule, pipeline: Pipeline, times: StageTimes, conditions: Conditions) -> PlayedSchedule:
     """Simulate one iteration of a schedule that drains, else iterations until they repeat; O(simulated actions).
 
     Args:
@@ -74,7 +74,7 @@ def play_schedule(schedule: Schedule, pipeline: Pipeline, times: StageTimes, con
     """
     if schedule.drains:
         trace = run(_compiled(cast(Hashable, schedule), pipeline), times, conditions)
-        return Steady(trace.span_s() if schedule.spans else trace.makespan_s, 0, 1.0, trace)
+        return PlayedSchedule(trace.span_s() if schedule.spans else trace.makespan_s, 0, 1.0, trace)
     rhythm = schedule.rhythm(pipeline)
     one_rhythm, rhythms = replace(pipeline, micro_batches=rhythm), pipeline.micro_batches / rhythm
     steady = find_period(
@@ -104,7 +104,7 @@ def _dependency_depth(schedule: Schedule, pipeline: Pipeline) -> int:
 
 def find_period(
     orders: Callable[[int], Program], micro_batches: int, depth: int, play: Callable[[Program], Trace], least: int = 1
-) -> Steady:
+) -> PlayedSchedule:
     """Simulate more and more iterations of orders that never drain, until they repeat; O(simulated actions).
 
     Args:
@@ -124,11 +124,11 @@ def find_period(
         repetition = _repetition(starts, window)
         if repetition is not None:
             cycle, period_s = repetition
-            return Steady(max(period_s / cycle, _exchange_s(trace, iterations)), cycle, iterations, trace)
+            return PlayedSchedule(max(period_s / cycle, _exchange_s(trace, iterations)), cycle, iterations, trace)
         if len(program.kind) * 2 > MAX_ACTIONS:
             half = (len(starts) - 1) // 2
             mean_s = float((starts[-1] - starts[half]).mean()) / (len(starts) - 1 - half)
-            return Steady(max(mean_s, _exchange_s(trace, iterations)), 0, iterations, trace)
+            return PlayedSchedule(max(mean_s, _exchange_s(trace, iterations)), 0, iterations, trace)
         iterations *= 2
 
 
@@ -305,13 +305,13 @@ def measure_orders(
     iteration_s = trace.span_s() if cost is Cost.SPAN else trace.makespan_s
     unit = ActivationUnit.SUB_SEQUENCE if work.parts > 1 else ActivationUnit.MICRO_BATCH
     micro_batches = int(trace.program.micro_batch.max()) + 1
-    return _measurement("custom", unit, Steady(iteration_s, 0, 1.0, trace), cost, None, micro_batches)
+    return _measurement("custom", unit, PlayedSchedule(iteration_s, 0, 1.0, trace), cost, None, micro_batches)
 
 
 def _measurement(
     name: str,
     unit: ActivationUnit,
-    steady: Steady,
+    steady: PlayedSchedule,
     cost: Cost,
     sizes: StageBytes | None,
     micro_batches: int,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
 
 import numpy as np
 
@@ -93,26 +92,9 @@ class StageTimes:
         return StageTimes(*columns)
 
 
-class BackwardSeconds(Protocol):
-    """The backward of a stage: its seconds, the parts that repeat the forward and compute gradients of weights."""
-
-    @property
-    def backward_s(self) -> float:
-        """All of it."""
-
-    @property
-    def recompute_s(self) -> float:
-        """The part that repeats the forward."""
-
-    @property
-    def weight_grad_s(self) -> float | None:
-        """The part that computes gradients of weights; None where it is not known."""
-
-
-def weight_part_s(stage: BackwardSeconds) -> float:
+def weight_part_s(backward_s: float, recompute_s: float, known_s: float | None) -> float:
     """Seconds of a split backward that WEIGHT_GRAD takes: half of it without recomputation where that is not known."""
-    known = stage.weight_grad_s
-    return (stage.backward_s - stage.recompute_s) / 2 if known is None else known
+    return (backward_s - recompute_s) / 2 if known_s is None else known_s
 
 
 @dataclass(frozen=True, slots=True)

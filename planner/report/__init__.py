@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from planner.exports import exported, exports_of
+from planner.interpreter import exported, exports_of
 
 if TYPE_CHECKING:
     from planner.report.answers import prediction_report as prediction_report
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
     from planner.report.catalogue import devices_report as devices_report
     from planner.report.catalogue import models_report as models_report
     from planner.report.catalogue import stacks_report as stacks_report
+    from planner.report.comparison import annotation as annotation
     from planner.report.comparison import comparison_document as comparison_document
     from planner.report.comparison import comparison_report as comparison_report
     from planner.report.comparison import comparison_svg as comparison_svg
+    from planner.report.comparison import diff_annotations as diff_annotations
+    from planner.report.comparison import diff_markdown as diff_markdown
+    from planner.report.comparison import diff_report as diff_report
+    from planner.report.comparison import diff_verdict as diff_verdict
     from planner.report.costs import calibration_report as calibration_report
     from planner.report.costs import measured_timeline as measured_timeline
     from planner.report.costs import profile_report as profile_report
     from planner.report.costs import run_document as run_document
     from planner.report.costs import run_report as run_report
-    from planner.report.difference import annotation as annotation
-    from planner.report.difference import diff_annotations as diff_annotations
-    from planner.report.difference import diff_markdown as diff_markdown
-    from planner.report.difference import diff_report as diff_report
-    from planner.report.difference import diff_verdict as diff_verdict
     from planner.report.explanation import explanation_document as explanation_document
     from planner.report.explanation import explanation_report as explanation_report
     from planner.report.page import plan_page as plan_page
-    from planner.report.partitions import partition_diff_report as partition_diff_report
-    from planner.report.partitions import partition_report as partition_report
+    from planner.report.plans import partition_diff_report as partition_diff_report
+    from planner.report.plans import partition_report as partition_report
     from planner.report.plans import plan_report as plan_report
     from planner.report.tables import Form as Form
     from planner.report.tables import Report as Report

@@ -266,8 +266,8 @@ def sweep_svg(rows: Sequence[SweepRow]) -> str:
     return svg.scatter(
         sweep_report(rows).title,
         points,
-        svg.Axis(f"{unit} a second, all devices"),
-        svg.Axis(f"dollars for 10^{power} {unit}" if priced else "memory of the fullest device, GiB"),
+        svg.PlotAxis(f"{unit} a second, all devices"),
+        svg.PlotAxis(f"dollars for 10^{power} {unit}" if priced else "memory of the fullest device, GiB"),
         nothing="no point has a plan",
         legend={"first": "no other is as good in throughput, price and memory", "other": "another one is"},
     )

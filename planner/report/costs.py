@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from planner.calibration import Calibration, FittedRun
 from planner.costs import CostReport, Profile, cost_report
-from planner.costs.report import Group
+from planner.costs.report import CostGroup
 from planner.graph import NO_RULE, Graph
 from planner.plans import Plan
 from planner.report.tables import Cell, Form, Report, Section, Table, data_table, table
@@ -62,7 +62,7 @@ def _totals(costs: CostReport) -> list[str]:
     ]
 
 
-def _groups(kind: str, groups: Sequence[Group], most_rows: int, total_s: float) -> Table:
+def _groups(kind: str, groups: Sequence[CostGroup], most_rows: int, total_s: float) -> Table:
     """The costliest groups, and the total share of the others."""
     columns = {
         kind: Form.TEXT, "": Form.FIGURE, "share": Form.SHARE, "forward": Form.SECONDS, "backward": Form.SECONDS,

@@ -199,7 +199,7 @@ def _six_digits(value: float) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class PlotAxis:
     """A logarithmic axis: what it shows, how a tick is written, and which ticks lie between two values."""
 
     words: str
@@ -216,8 +216,8 @@ class Axis:
 def scatter(
     title: str,
     points: Sequence[Dot],
-    x: Axis,
-    y: Axis,
+    x: PlotAxis,
+    y: PlotAxis,
     *,
     nothing: str,
     legend: Mapping[str, str] | None = None,
@@ -257,7 +257,7 @@ def _legend(legend: Mapping[str, str]) -> list[str]:
     return parts
 
 
-def _axes(right: Scale, up: Scale, x: Axis, y: Axis, limits: Sequence[float]) -> list[str]:
+def _axes(right: Scale, up: Scale, x: PlotAxis, y: PlotAxis, limits: Sequence[float]) -> list[str]:
     """Grid lines with labels, what the axes show, and a line at each limit."""
     parts = [
         *horizontal_lines(right, up, y.label),

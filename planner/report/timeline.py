@@ -116,11 +116,8 @@ def _prediction(timeline: Timeline) -> Section:
         f"{'more' if gap_s >= 0 else 'less'} ({format_fraction(abs(comparison.difference))})"
     )
     effects = (
-        (
-            f"{'+' if effect.seconds >= 0 else '-'}{format_seconds(abs(effect.seconds))}",
-            f"{effect.name}: {effect.meaning}",
-        )
-        for effect in comparison.effects
+        (f"{'+' if seconds >= 0 else '-'}{format_seconds(abs(seconds))}", f"{name}: {meaning}")
+        for name, seconds, meaning in comparison.effects
     )
     return Section(lines=tuple(lines), table=table({"of it": Form.FIGURE, "by": Form.TEXT}, effects))
 

@@ -270,7 +270,11 @@ def _times(plan: Plan, by_rank: dict[int, dict[str, list[float]]]) -> tuple[Acti
         for kind, words, predicted in (
             ("forward", ("F",), prediction.forward_s - forward_s),
             ("backward", ("B", "I", "W", "R"), prediction.backward_s - (both_s - forward_s + repeated_s)),
-            ("weight gradient", ("W",), weight_part_s(prediction)),
+            (
+                "weight gradient",
+                ("W",),
+                weight_part_s(prediction.backward_s, prediction.recompute_s, prediction.weight_grad_s),
+            ),
             ("update", ("U",), prediction.update_s - plan.summed_s(stage.index)),
         ):
             if kind == "weight gradient" and not any(f"W{stage.index}" in times for times in rank_times):

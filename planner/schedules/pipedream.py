@@ -14,7 +14,7 @@ from typing import ClassVar, Protocol
 
 from planner.schedules import SCHEDULES
 from planner.schedules.critical_chains import Flow, PassSeconds, busiest_chain_s
-from planner.schedules.one_f_one_b import least_warm_up, paced_warm_up
+from planner.schedules.draining import least_warm_up, paced_warm_up
 from planner.schedules.orders import in_turn
 from planner.schedules.schedule import StagePerWorkerSchedule, require
 from planner.schedules.types import Action, ActionKind, Facts, Pipeline, WeightPolicy, Work

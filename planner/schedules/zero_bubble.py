@@ -31,7 +31,7 @@ from functools import lru_cache
 from planner.errors import PlanError
 from planner.schedules import SCHEDULES
 from planner.schedules.chunks import ChunkedSchedule
-from planner.schedules.one_f_one_b import one_forward_one_backward
+from planner.schedules.draining import one_forward_one_backward
 from planner.schedules.orders import Task, list_schedule
 from planner.schedules.schedule import ReplicatedSchedule
 from planner.schedules.types import Action, ActionKind, Facts, Pipeline

@@ -15,7 +15,7 @@ from enum import StrEnum
 import numpy as np
 
 from planner.errors import UsageError
-from planner.hardware import ALGORITHMS, Cluster, Collective, Terms, collective_terms, moved_bytes, send_terms
+from planner.hardware import COLUMNS, Cluster, Collective, Terms, collective_terms, moved_bytes, send_terms
 from planner.hardware.tiers import child_sizes
 
 
@@ -138,9 +138,9 @@ class Mesh:
 
 
 def _constant(s_per_byte: float) -> Terms:
-    latency = np.full(len(ALGORITHMS), math.inf)
+    latency = np.full(len(COLUMNS), math.inf)
     latency[0] = 0.0
-    slope = np.zeros(len(ALGORITHMS))
+    slope = np.zeros(len(COLUMNS))
     slope[0] = s_per_byte
     return Terms(latency, slope)
 

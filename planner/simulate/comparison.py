@@ -16,17 +16,13 @@ NEGLIGIBLE = 1e-6
 """Effects below this fraction of the predicted time are left out, because the plan's figures are rounded."""
 
 
-@dataclass(frozen=True, slots=True)
-class Effect:
-    """One cause of a difference: positive seconds make the prediction longer than the simulation."""
-
-    name: str
-    seconds: float
-    meaning: str
+Effect = tuple[str, float, str]
+"""One cause of a difference: its name, seconds (positive ones make the prediction longer than the simulation), and its
+meaning."""
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class TimeComparison:
     """Predicted and simulated time of an iteration; the effects add up to their difference.
 
     Attributes:
@@ -64,11 +60,11 @@ def _tail_s(times: StageTimes) -> float:
     return tail_s((times.sync_s + times.update_s).tolist(), (times.backward_s + times.return_s).tolist())
 
 
-def measured(predicted_s: float, simulated_s: float) -> Comparison:
+def measured(predicted_s: float, simulated_s: float) -> TimeComparison:
     """The comparison for a schedule without a closed form, whose predicted time is itself simulated."""
-    gap = Effect("measurement", predicted_s - simulated_s, "the plan's time was measured under other conditions")
-    effects = (gap,) if abs(gap.seconds) > NEGLIGIBLE * predicted_s else ()
-    return Comparison(predicted_s, 0.0, 0.0, simulated_s, effects)
+    gap = ("measurement", predicted_s - simulated_s, "the plan's time was measured under other conditions")
+    effects = (gap,) if abs(gap[1]) > NEGLIGIBLE * predicted_s else ()
+    return TimeComparison(predicted_s, 0.0, 0.0, simulated_s, effects)
 
 
 def compare(
@@ -78,7 +74,7 @@ def compare(
     program: Program,
     times: StageTimes,
     transfers: Transfers,
-) -> Comparison:
+) -> TimeComparison:
     """Split the difference between prediction and simulation into effects, by up to three simulations; O(actions).
 
     Args:
@@ -98,35 +94,35 @@ def compare(
     simulated = blocking if transfers is Transfers.BLOCKING else run(program, times, Conditions(transfers)).makespan_s
     critical_body = _critical_s(schedule, pipeline, silent)
     effects = [
-        Effect("stated time", predicted_s - closed, "the plan's time is not what its stage terms give"),
+        ("stated time", predicted_s - closed, "the plan's time is not what its stage terms give"),
         *_body_effects(body, critical_body, body_simulated),
-        Effect(
+        (
             "synchronisation",
             closed - body - (blocking - body_simulated),
             "synchronisation and update last longer or shorter past the last backward than the closed form's lead says",
         ),
-        Effect("overlapped transfers", blocking - simulated, "transfers run beside computation instead of in line"),
+        ("overlapped transfers", blocking - simulated, "transfers run beside computation instead of in line"),
     ]
-    return Comparison(
+    return TimeComparison(
         predicted_s=predicted_s,
         closed_form_s=closed,
         critical_s=_critical_s(schedule, pipeline, times),
         simulated_s=simulated,
-        effects=tuple(e for e in effects if abs(e.seconds) > NEGLIGIBLE * predicted_s),
+        effects=tuple(e for e in effects if abs(e[1]) > NEGLIGIBLE * predicted_s),
     )
 
 
 def _body_effects(closed: float, critical: float, simulated: float) -> list[Effect]:
     """Effects without synchronisation and update: closed form against simulation, by way of the critical path."""
     if critical <= 0:
-        return [Effect("pipeline", closed - simulated, "filling, pace and draining of the pipeline")]
+        return [("pipeline", closed - simulated, "filling, pace and draining of the pipeline")]
     return [
-        Effect(
+        (
             "filled waits",
             closed - critical,
             "the slowest stage fills part of its wait for the stages after it with other micro-batches",
         ),
-        Effect("queueing", critical - simulated, "micro-batches wait for each other at stages and replicas"),
+        ("queueing", critical - simulated, "micro-batches wait for each other at stages and replicas"),
     ]
 
 

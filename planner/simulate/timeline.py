@@ -19,12 +19,12 @@ from planner.plans.readings import counterparts, has_closed_form, leaders, malfo
 from planner.plans.types import Plan
 from planner.plans.validate import require_sound
 from planner.play import Conditions, Cost, StageTimes, Trace, Transfers, run, weight_part_s
-from planner.play.measure import Steady, find_period
+from planner.play.measure import PlayedSchedule, find_period
 from planner.play.memory import MemoryCurve, StageBytes, held_units, memory_curve, peak_in_flight
 from planner.schedules import ActionKind, Pipeline
 from planner.schedules.compiling import compile_orders
 from planner.schedules.program import KINDS, Code
-from planner.simulate.comparison import Comparison, compare, measured
+from planner.simulate.comparison import TimeComparison, compare, measured
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,7 +94,7 @@ class Timeline:
     lanes: tuple[Lane, ...]
     recompute_s: tuple[float, ...]
     inside_s: np.ndarray
-    comparison: Comparison
+    comparison: TimeComparison
     trace: Trace
     cost: Cost = Cost.MAKESPAN
     iterations: int = 1
@@ -166,7 +166,7 @@ def _drained(plan: Plan, ranks: Sequence[int], times: StageTimes, transfers: Tra
     return run(program, times, Conditions(transfers))
 
 
-def _steady(plan: Plan, ranks: Sequence[int], copies: int, times: StageTimes, transfers: Transfers) -> Steady:
+def _steady(plan: Plan, ranks: Sequence[int], copies: int, times: StageTimes, transfers: Transfers) -> PlayedSchedule:
     """Simulate iterations of a pipeline that never drains until they repeat."""
     least = plan.schedule.iterations
     depth = max(p.in_flight * len(s.replicas) for p, s in zip(plan.predictions.stages, plan.stages, strict=True))
@@ -182,7 +182,7 @@ def _steady(plan: Plan, ranks: Sequence[int], copies: int, times: StageTimes, tr
     )
 
 
-def _step_s(plan: Plan, trace: Trace, steady: Steady | None, ranks: Sequence[int]) -> float:
+def _step_s(plan: Plan, trace: Trace, steady: PlayedSchedule | None, ranks: Sequence[int]) -> float:
     """Iteration time by the schedule's convention."""
     if steady is None:
         return trace.span_s() if plan.schedule.spans else trace.makespan_s
@@ -208,7 +208,7 @@ def _exchanges(plan: Plan, rank: int, times: int) -> Counter[int]:
 
 def _compared(
     plan: Plan, copies: int, trace: Trace, times: StageTimes, transfers: Transfers, step_s: float
-) -> Comparison:
+) -> TimeComparison:
     """Compare with the closed form if the plan's time is one, else with its simulated time."""
     predicted_s = plan.predictions.iteration_s
     if not has_closed_form(plan):
@@ -263,7 +263,7 @@ def times_of(plan: Plan) -> StageTimes:
         [s.receive_s for s in stages],
         [s.exposed_sync_s for s in stages],
         [s.update_s for s in stages],
-        [weight_part_s(s) for s in stages],
+        [weight_part_s(s.backward_s, s.recompute_s, s.weight_grad_s) for s in stages],
         return_s=[s.return_s for s in stages],
         recompute_s=recompute,
         evict_s=_evict_s(plan),

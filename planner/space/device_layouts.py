@@ -17,7 +17,7 @@ import numpy as np
 
 from planner.errors import UsageError
 from planner.exchange import ExchangeStep, RankGroup, parts_of, recipes, step_terms
-from planner.hardware.collectives import ALGORITHMS, Terms, collective_s, send_terms
+from planner.hardware.collectives import COLUMNS, Terms, collective_s, send_terms
 from planner.hardware.tiers import Span, span_of
 from planner.hardware.types import Cluster, Collective
 from planner.schedules import Schedule, get
@@ -33,7 +33,7 @@ from planner.space.workers import (
     sums_together,
 )
 
-_NO_TRANSFER = Terms(np.zeros(len(ALGORITHMS)), np.zeros(len(ALGORITHMS)))
+_NO_TRANSFER = Terms(np.zeros(len(COLUMNS)), np.zeros(len(COLUMNS)))
 
 Layout = tuple[int, tuple[int, ...], int, bool]
 """Copies, replicas by stage, devices of a slice, whether copies are neighbours."""

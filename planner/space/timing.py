@@ -9,7 +9,7 @@ import numpy as np
 
 from planner import schedules
 from planner.play import Conditions, StageTimes, Transfers, weight_part_s
-from planner.play.measure import Steady, play_schedule
+from planner.play.measure import PlayedSchedule, play_schedule
 from planner.schedules import Schedule
 from planner.space.configuration import Configuration
 from planner.space.types import Certificate, Evaluation, StageTerms
@@ -32,14 +32,14 @@ def times_of_terms(schedule: Schedule, stages: Sequence[StageTerms], recomputed:
         [t.receive_s for t in stages],
         [t.exposed_sync_s for t in stages],
         [t.update_s for t in stages],
-        [weight_part_s(t) for t in stages],
+        [weight_part_s(t.backward_s, t.recompute_s, t.weight_grad_s) for t in stages],
         return_s=[t.return_s for t in stages],
         recompute_s=recompute_s,
         evict_s=[t.evict_s for t in stages],
     )
 
 
-def play_terms(configuration: Configuration, schedule: Schedule, stages: Sequence[StageTerms]) -> Steady:
+def play_terms(configuration: Configuration, schedule: Schedule, stages: Sequence[StageTerms]) -> PlayedSchedule:
     """Play one copy of a configuration, since all copies are equal. O(actions).
 
     A pipeline that never drains is timed between iterations of its periodic part. Its gradients are exchanged in
@@ -83,7 +83,7 @@ def least_s(configuration: Configuration, schedule: Schedule, stages: Sequence[S
         (np.array([t.forward_s for t in stages]) + receive_s).tolist(),
         (np.array([t.backward_s for t in stages]) + return_s).tolist(),
         [t.exposed_sync_s + t.update_s for t in stages],
-        [weight_part_s(t) for t in stages],
+        [weight_part_s(t.backward_s, t.recompute_s, t.weight_grad_s) for t in stages],
         (receive_s + return_s).tolist(),
     )
     if schedule.drains or len(stages) < 2:

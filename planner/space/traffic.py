@@ -8,7 +8,8 @@ import numpy as np
 
 from planner import schedules
 from planner.costs.precision import Precision
-from planner.exchange import Fabric, Phase, Traffic, fabric_of, recipe_of, step_traffic
+from planner.exchange import Fabric, Phase, Traffic, fabric_of, recipe_of
+from planner.exchange.collective_schemes import step_traffic
 from planner.exchange.fabric import nothing, rank_traffic
 from planner.hardware import moved_bytes
 from planner.hardware.types import Cluster

@@ -222,7 +222,7 @@ def plan_of(setting: Setting, system: System, decided: SystemDecision, provenanc
     (configuration,), (evaluation,) = written.proposal.parts, written.evaluations
     where = setting.prices, setting.cluster, setting.job
     plan = assemble_priced(*where, configuration, evaluation, written.iteration_s, provenance=provenance)
-    exchange = exchange_details(setting, written)
-    tells = {**decided.system.backend, **written.proposal.tells, **exchange.tells}
-    section = SystemSection(system.key, system.title, system.source, tells, (*notes, *exchange.notes))
+    _, exchange_tells, exchange_notes = exchange_details(setting, written)
+    tells = {**decided.system.backend, **written.proposal.tells, **exchange_tells}
+    section = SystemSection(system.key, system.title, system.source, tells, (*notes, *exchange_notes))
     return seal(replace(plan, system=section))

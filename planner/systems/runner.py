@@ -214,14 +214,14 @@ def row_of(setting: Setting, system: System, decided: SystemDecision) -> SystemR
     sent = best.proposal.beats * sum(part_traffic.sent_bytes for part_traffic in traffic)
     if best.proposal.exchange is not None:
         sent += float(best.proposal.exchange.machine_bytes()[0].sum())
-    staleness, exchange = staleness_of(best), exchange_details(setting, best)
-    fullest = best.fullest
+    methods, tells, notes = exchange_details(setting, best)
+    staleness, fullest = staleness_of(best), best.fullest
     return SystemRow(
         system=system.key,
         title=system.title,
         semantics=Semantics.ASYNC if staleness else Semantics.SYNC,
         feasible=True,
-        plan=decided.plan + exchange.methods,
+        plan=decided.plan + methods,
         iteration_s=best.iteration_s,
         samples_per_s=setting.job.global_batch / best.iteration_s,
         memory=fullest.memory,
@@ -233,8 +233,8 @@ def row_of(setting: Setting, system: System, decided: SystemDecision) -> SystemR
         devices=sum(_devices(part) for part in parts),
         available=setting.devices,
         micro_batch=parts[0].micro_batch,
-        tells={**system.backend, **best.proposal.tells, **exchange.tells},
-        notes=(*decided.notes, *exchange.notes),
+        tells={**system.backend, **best.proposal.tells, **tells},
+        notes=(*decided.notes, *notes),
         links=tuple(v for v in (traffic[0] * best.proposal.beats).by_level() if v.total_bytes and len(parts) == 1),
         alters=alters(setting, best),
         error=compared_error(setting.cluster, parts[0]),
@@ -262,7 +262,7 @@ def exchange_details(setting: Setting, judged: JudgedProposal) -> ExchangeWords:
     """Words on the exchange scheme of a proposal; empty if it names none, and its ZeRO stage says it all."""
     part = judged.proposal.parts[0]
     if not part.exchange:
-        return ExchangeWords()
+        return "", {}, ()
     exchange, ranks = setting.exchange(part), part.copies * part.stages[0].replicas
     share = (setting.precision.held_weight_bytes + setting.optimizer_bytes) / setting.parameter_bytes
     return exchange_words(exchange.exchange, ranks, setting.model_states_bytes * share, exchange.host_s)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from planner.costs.errors import MeasuredError
 from planner.costs.precision import optimizer_state_bytes, precision
-from planner.exchange import LevelTraffic, Traffic
+from planner.exchange import LinkBytes, Traffic
 from planner.hardware.types import Cluster, with_headroom
 from planner.solvers.layouts import Layouts
 from planner.solvers.sizes import worth_pricing
@@ -172,7 +172,7 @@ class SystemRow:
     micro_batch: int = 0
     tells: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    links: tuple[LevelTraffic, ...] = ()
+    links: tuple[LinkBytes, ...] = ()
     alters: str = ""
     error: MeasuredError | None = None
 

@@ -11,7 +11,7 @@ import planner
 from planner import Degrees, Job
 from planner.errors import JobError, PlanError
 from planner.exchange import Group, Neighbours, Phase, groups_of, parts_of, recipe_of, sent_bytes
-from planner.exchange.recipe import Sizes
+from planner.exchange.recipe import PayloadBytes
 from planner.hardware import Collective
 from planner.runtime.requirements import require_executable
 
@@ -46,7 +46,7 @@ def test_neighbours_hold_a_whole_and_equal_shards_are_summed_across_them() -> No
 def test_bytes_of_a_rank_by_hand() -> None:
     # 8 ranks in groups of 4: two gathers and a scatter move 3/4 of 100; 1/4 is summed over 2 ranks, 2 * 1/2 of it.
     counts = {Neighbours(4): 4, Neighbours(4, across=True): 2, Group.REPLICAS: 8}
-    sent = sent_bytes(recipe_of(3, 4), Sizes(1.0, 1.0), counts.__getitem__, 100.0)
+    sent = sent_bytes(recipe_of(3, 4), PayloadBytes(1.0, 1.0), counts.__getitem__, 100.0)
     assert sent == pytest.approx(3 * 75 + 25)
 
 

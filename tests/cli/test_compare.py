@@ -14,10 +14,9 @@ import pytest
 from click.testing import CliRunner
 
 import planner
-from cli.check import command as check
 from cli.compare import command
 from cli.main import main
-from cli.plan_files import simulate
+from cli.plan_files import check, simulate
 from planner import comparison_report
 from planner.report import report_to_text
 from planner.space import MemoryBytes

@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from planner.costs import RankSeconds, measure, passes_profile
-from planner.costs.measured import machine_name
-from planner.costs.one_node import one_node_model
+from planner.costs import measure, passes_profile
+from planner.costs.measured import machine_name, one_node_model
 from planner.errors import ModelError, UsageError
 from planner.graph import Graph, Node
 from planner.operators import OpCall
@@ -142,11 +141,11 @@ def test_times_within_passes_are_scaled_to_those_of_a_rank() -> None:
     nodes = [node("MatMul", "x a", "h"), node("MatMul", "h b", "y")]
     graph = replace(calls.graph(tensors, nodes), batch=8, opset=20)
     seconds = {"h": (1.0, 2.0), "y": (3.0, 4.0)}
-    found = passes_profile(graph, seconds, machine="here", rank=RankSeconds(2.0, 3.0))
+    found = passes_profile(graph, seconds, machine="here", rank=(2.0, 3.0, None))
     assert found.forward_s.tolist() == [0.5, 1.5]
     assert found.backward_s.tolist() == [1.0, 2.0]
     assert found.weight_grad_s.tolist() == [1.0, 1.0]  # all of the first, half of the second
-    split = passes_profile(graph, seconds, machine="here", rank=RankSeconds(2.0, 3.0, 1.5))
+    split = passes_profile(graph, seconds, machine="here", rank=(2.0, 3.0, 1.5))
     assert split.weight_grad_s.tolist() == [0.75, 0.75]
 
 

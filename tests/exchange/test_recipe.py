@@ -41,9 +41,8 @@ from planner.exchange import (
     recipe_of,
     recipes,
     sent_bytes,
-    step_traffic,
 )
-from planner.exchange.zero import Sharded
+from planner.exchange.collective_schemes import Sharded, step_traffic
 from planner.hardware import Collective
 from planner.plans import validate
 from planner.solvers import chain_dp

@@ -187,14 +187,11 @@ def spectrain(_: str, given: Answers) -> Answers:
 def hetpipe(name: str, given: Answers) -> Answers:
     if name.startswith("min-max"):
         layers, speeds = given["layers"], given["speeds"]
-        found = formulas.hetpipe_partition(layers, speeds)
+        bottleneck_s, boundaries, order = formulas.hetpipe_partition(layers, speeds)
         # Several plans are as good; those of the case and of the planner both reach the bottleneck.
-        loads = [
-            sum(layers[a:b]) / speed
-            for (a, b), speed in zip(itertools.pairwise(found.boundaries), found.order, strict=True)
-        ]
-        assert sorted(found.order) == sorted(speeds)
-        return {"bottleneck": max(loads), "optimum": found.bottleneck_s}
+        loads = [sum(layers[a:b]) / speed for (a, b), speed in zip(itertools.pairwise(boundaries), order, strict=True)]
+        assert sorted(order) == sorted(speeds)
+        return {"bottleneck": max(loads), "optimum": bottleneck_s}
     played = measure(f"hetpipe:concurrent={given['Nm']},distance={given['D']}", 2, 2 * given["Nm"], 1, 2, replicas=2)
     stale = formulas.wsp_staleness(given["Nm"], given["D"])
     assert set(played.staleness) == {stale.local}
@@ -231,8 +228,8 @@ def mesh_tensorflow(name: str, _: Answers) -> Answers:
         layouts = {f"batch->{ranks}": (ranks, 1), f"h->{ranks}": (1, ranks), "4x4": (4, 4), "2x8": (2, 8)}
         found = {key: formulas.mesh_tensorflow_feed_forward_elements(b, d, h, *sides) for key, sides in layouts.items()}
         return {
-            key: {"per_device_elements": f.total, "act": f.activations, "weights": f.weights}
-            for key, f in found.items()
+            key: {"per_device_elements": activations + weights, "act": activations, "weights": weights}
+            for key, (activations, weights) in found.items()
         }
     sizes = {dim: int(n) for dim, n in re.findall(r"([abc])(\d+)", name)}
     mesh = {axis: int(n) for axis, n in re.findall(r"(m\d):(\d+)", name)}
@@ -256,7 +253,7 @@ def byteps(name: str, given: Answers) -> Answers:
         str(k): {
             "t_over_M_B": formulas.byteps_s(1, n, k, 1),
             "cpu_share_total": formulas.byteps_cpu_share(n, k),
-            "gpu_share_each": formulas.byteps_shares(n, k).gpu,
+            "gpu_share_each": formulas.byteps_shares(n, k)[1],
             "speedup_vs_allreduce": formulas.byteps_speedup(n, k),
             "vs_ps": formulas.byteps_speedup(n, k, over="servers") if k else None,
         }
@@ -401,7 +398,7 @@ def zero(_: str, given: Answers) -> Answers:
 def autoddl(name: str, given: Answers) -> Answers:
     if name.startswith("linear"):
         found = formulas.autoddl_linear_elements(given["b"], given["i"], given["o"], given["P"])
-        return {"dp": found.data_parallel, "d2": found.grid}
+        return {"dp": found[0], "d2": found[1]}
     return {
         "allreduce": formulas.all_reduce_bytes,
         "reduce_scatter": formulas.reduce_scatter_bytes,
@@ -435,9 +432,9 @@ def archer(name: str, given: Answers) -> Answers:
     work = numbers(name.split(" k=")[0]) if chain else given["work"]
     sizes = None if chain else given["size"]
     speed = 1.0 if chain else float(re.findall(r"B=(\d+)", name)[0])
-    found = formulas.max_load_partition(work, devices, None if chain else given["edges"], sizes, speed)
+    max_load, blocks = formulas.max_load_partition(work, devices, None if chain else given["edges"], sizes, speed)
     bound = formulas.max_load_bound(work, devices)
-    return {"opt": found.max_load, "blocks": found.blocks, "lower_bound": bound}
+    return {"opt": max_load, "blocks": blocks, "lower_bound": bound}
 
 
 ANSWER: dict[str, Answer] = {

@@ -88,9 +88,9 @@ FACTS: list[tuple[str, str, Callable[[], Any], Any]] = [
     ("HetPipe", "Nm 1, D 4: 5 + 0 - 1", lambda: f.wsp_staleness(1, 4).overall, 4),
     ("HetPipe", "k - q + 1", lambda: f.hetpipe_in_flight(5, 5), (5, 4, 3, 2, 1)),
     ("HetPipe", "wave of 6 s, exchange of 4: D 0 waits", lambda: f.wsp_period_s(6, 4, 0), 10),
-    ("HetPipe", "speeds 2, 1 of work 6, 3", lambda: f.hetpipe_partition([3, 3, 3], [1, 2]).bottleneck_s, 3),
+    ("HetPipe", "speeds 2, 1 of work 6, 3", lambda: f.hetpipe_partition([3, 3, 3], [1, 2])[0], 3),
     ("HetPipe", "with transfers: max(4, 4 + 2 x 1/2)", lambda: f.hetpipe_partition(
-        [4, 4], [1, 1], [1, 0], 2.0).bottleneck_s, 5),
+        [4, 4], [1, 1], [1, 0], 2.0)[0], 5),
 ]  # fmt: skip
 
 

@@ -20,8 +20,8 @@ FACTS: list[tuple[str, str, Callable[[], Any], Any]] = [
     # BytePS: 2n(n-1)/(n^2+kn-2k)
     ("BytePS", "n 4, k 2: 24/(16 + 8 - 4)", lambda: f.byteps_s(1, 4, 2, 1), 1.2),
     ("BytePS", "CPU machines 2 2 3/20", lambda: f.byteps_cpu_share(4, 2), 0.6),
-    ("BytePS", "GPU machines (4-2)/20", lambda: f.byteps_shares(4, 2).gpu, 0.1),
-    ("BytePS", "shares add up to 1", lambda: f.byteps_cpu_share(16, 5) + 16 * f.byteps_shares(16, 5).gpu, 1),
+    ("BytePS", "GPU machines (4-2)/20", lambda: f.byteps_shares(4, 2)[1], 0.1),
+    ("BytePS", "shares add up to 1", lambda: f.byteps_cpu_share(16, 5) + 16 * f.byteps_shares(16, 5)[1], 1),
     ("BytePS", "over all-reduce 1.5/1.2", lambda: f.byteps_speedup(4, 2), 1.25),
     ("BytePS", "over 2 servers 2/1.2", lambda: f.byteps_speedup(4, 2, over="servers"), 5 / 3),
     ("BytePS", "n 16, k 16: M/B", lambda: f.byteps_s(100, 16, 16, 10), 10),

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.hardware import (
-    ALGORITHMS,
+    COLUMNS,
     Cluster,
     Collective,
     CollectiveFit,
@@ -31,7 +31,7 @@ GROUPS = [kind for kind in Collective if kind is not Collective.SEND]
 
 def _columns(terms: Terms) -> dict[str, tuple[float, float]]:
     """Latency in us and ns a byte by algorithm, those that apply."""
-    pairs = zip(ALGORITHMS, terms.latency_s.tolist(), terms.s_per_byte.tolist(), strict=True)
+    pairs = zip(COLUMNS, terms.latency_s.tolist(), terms.s_per_byte.tolist(), strict=True)
     return {name: (alpha * 1e6, beta * 1e9) for name, alpha, beta in pairs if alpha != float("inf")}
 
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from planner.hardware import ALGORITHMS, Cluster, Collective, Terms
+from planner.hardware import COLUMNS, Cluster, Collective, Terms
 from planner.space import BlockCosts, InnerReplicas, Job
 from planner.space.pricer import FloorKey, Floors
 from planner.space.types import Structure
@@ -139,7 +139,7 @@ def dealt_out(rng: np.random.Generator, way: BlockCosts) -> BlockCosts:
 
 def free_terms(latency_s: float, s_per_byte: float) -> Terms:
     """One algorithm of that cost."""
-    latency, slope = np.full(len(ALGORITHMS), np.inf), np.zeros(len(ALGORITHMS))
+    latency, slope = np.full(len(COLUMNS), np.inf), np.zeros(len(COLUMNS))
     latency[0], slope[0] = latency_s, s_per_byte
     return Terms(latency, slope)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from models._decoder import Block
+from models._decoder import Sublayer
 from models._graph import ElementType, GraphBuilder
 from models._mixers import Attention, DeltaNet, LatentAttention, Mamba2, Rotary, Shared, rotary_tables
 from tests.models.graphs import check, run, values, with_scans_written_out
@@ -20,7 +20,7 @@ BATCH, SEQ, HIDDEN, EPSILON = 2, 7, 12, 1e-5
 TURN = Rotary(100.0, 4)
 
 
-def _layer(block: Block) -> tuple[Array, Array, Weights]:
+def _layer(block: Sublayer) -> tuple[Array, Array, Weights]:
     """Input and result of one layer with random weights, and its weights."""
     g = GraphBuilder("layer", opset=23, seed=4)
     ids = g.input("ids", (BATCH, SEQ), ElementType.INT64)

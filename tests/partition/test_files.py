@@ -16,7 +16,7 @@ import planner
 from planner.errors import InfeasibleError, ModelError, PlanError, UsageError
 from planner.importers import operator_graph_from
 from planner.partitions.families import FAMILIES, Instance
-from planner.partitions.options import FLAGS, Options, bandwidths, machine_counts, memory_size, seconds
+from planner.partitions.options import FLAGS, PartitionOptions, bandwidths, machine_counts, memory_size, seconds
 from planner.partitions.plan_file import Part, PartitionPlan, from_ranges, in_words, seal, to_ranges, to_runs
 from planner.space.partition import LatencyDecision, MaxLoadDecision
 from tests.partition.instances import PIPEDREAM, operator_graph, piper, written
@@ -151,7 +151,7 @@ def test_what_a_profile_needs_is_asked_for(profile: Path, options: dict[str, Any
 
 def test_time_limits_and_quantities_as_people_write_them() -> None:
     assert (seconds("60s"), seconds("2min"), seconds("1.5"), seconds(3)) == (60.0, 120.0, 1.5, 3.0)
-    options = Options(
+    options = PartitionOptions(
         memory_bytes=memory_size("16 GiB"),
         bandwidth_byte_per_s=bandwidths("10GB/s,1.25GB/s"),
         machines=machine_counts("4x2"),
@@ -278,7 +278,7 @@ def test_any_decision_on_an_operator_graph_reads_back(data: st.DataObject) -> No
     placed = tuple(data.draw(st.integers(0, 2)) for _ in range(count))
     for name in ("max-load", "latency"):
         objective = FAMILIES.get("operator-graph").objective(name)
-        problem = objective.problem(instance, objective.settle(instance, Options()))
+        problem = objective.problem(instance, objective.settle(instance, PartitionOptions()))
         own = tuple(min(device, problem.devices - 1) for device in placed)  # more than can help are left out
         decision = MaxLoadDecision(own) if name == "max-load" else LatencyDecision(own, tuple(range(count)))
         verdict = problem.judge(decision)

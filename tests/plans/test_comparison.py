@@ -7,10 +7,9 @@ import dataclasses
 import pytest
 
 from planner.errors import InfeasibleError, PlanError, UsageError
-from planner.graph import Graph
+from planner.graph import Graph, Note, NoteLevel
 from planner.plans import (
     Plan,
-    PlanNote,
     Provenance,
     compare_answers,
     compare_plans,
@@ -199,7 +198,9 @@ def test_a_rules_file_that_says_something_else_is_refused(text: str) -> None:
 
 def test_markdown_is_short_whatever_changed() -> None:
     old = make_plan()
-    notes = tuple(PlanNote("info", f"code-{i}", "something that was assumed about an operator" * 3) for i in range(999))
+    notes = tuple(
+        Note(NoteLevel.INFO, f"code-{i}", "something that was assumed about an operator" * 3) for i in range(999)
+    )
     new = seal(dataclasses.replace(make_plan(chosen=decision(starts=(0, 3, 4))), notes=notes))
     text = diff_markdown(compare_plans(old, new))
     assert text.startswith("<!-- shardplan diff -->\n\n**shardplan: ")

@@ -109,8 +109,8 @@ def test_effects_add_up_to_the_difference(slow: float, transfers: str, names: li
     timeline = simulate(stated(plan, 0.06), transfers=transfers)
     found = timeline.comparison
     assert found.simulated_s == timeline.step_s
-    assert sum(e.seconds for e in found.effects) == pytest.approx(0.06 - timeline.step_s, abs=1e-6)
-    assert [effect.name for effect in found.effects] == names
+    assert sum(seconds for _, seconds, _ in found.effects) == pytest.approx(0.06 - timeline.step_s, abs=1e-6)
+    assert [name for name, _, _ in found.effects] == names
 
 
 def test_overlapped_transfers_are_never_slower_here() -> None:

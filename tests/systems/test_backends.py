@@ -18,7 +18,7 @@ from models.gpt import GPTSize
 from planner.graph import Graph
 from planner.importers import graph_from_proto
 from planner.plans import Fault, Plan, Requirement
-from planner.plans.items import is_decoder, kinds_of_layers
+from planner.plans.readings import is_decoder, kinds_of_layers
 from planner.sharding import attention_heads
 from planner.solvers import outer, search
 from planner.space import Job

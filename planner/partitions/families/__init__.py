@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import ModelError, PlanError, UsageError
-from planner.partitions.options import Options
+from planner.partitions.options import PartitionOptions
 from planner.partitions.plan_file import Part, Ranges, from_ranges, to_ranges
 from planner.registry import Registry, did_you_mean
 from planner.space.partition import PartitionProblem, Verdict
@@ -81,8 +81,8 @@ class Objective:
     name: str
     unit: str
     options: frozenset[str]
-    settle: Callable[[Instance, Options], Options]
-    problem: Callable[[Instance, Options], PartitionProblem]
+    settle: Callable[[Instance, PartitionOptions], PartitionOptions]
+    problem: Callable[[Instance, PartitionOptions], PartitionProblem]
     encode: Callable[[Instance, Any, Any, Verdict], tuple[Part, ...]]
     decode: Callable[[Instance, Any, Sequence[Part]], Any]
     aliases: tuple[str, ...] = ()

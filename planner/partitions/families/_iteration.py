@@ -17,7 +17,7 @@ from planner.graph import numbered_line
 from planner.hardware.tiers import moved_bytes
 from planner.hardware.types import Collective
 from planner.partitions.families import Instance, Objective
-from planner.partitions.options import Options
+from planner.partitions.options import PartitionOptions
 from planner.partitions.plan_file import Part
 from planner.space.blocks import range_sums
 from planner.space.partition import (
@@ -54,7 +54,7 @@ class _Mesh:
         return f"{split} devices" + (f", {self.choice}" if self.choice else "")
 
 
-def piper_iteration(problem: PiperProblem, options: Options) -> IterationProblem:
+def piper_iteration(problem: PiperProblem, options: PartitionOptions) -> IterationProblem:
     """The iteration problem of a Piper instance; each micro-batch is split over the replicas of a stage.
 
     With p, w, a, b of the choices and the transfer of `PiperProblem`, a stage of d replicas takes (sum p) / d +
@@ -86,7 +86,7 @@ def piper_iteration(problem: PiperProblem, options: Options) -> IterationProblem
     )  # fmt: skip
 
 
-def layer_iteration(layers: Layers, options: Options) -> IterationProblem:
+def layer_iteration(layers: Layers, options: PartitionOptions) -> IterationProblem:
     """The iteration problem of a profile on data-parallel meshes; a profiled minibatch is a micro-batch.
 
     A stage of d replicas takes compute / d + 2 (d-1) / d * weights / B / M per micro-batch: the exchange of gradients,
@@ -118,8 +118,8 @@ def layer_iteration(layers: Layers, options: Options) -> IterationProblem:
 
 def iteration_objective(
     options: frozenset[str],
-    settle: Callable[[Instance, Options], Options],
-    problem: Callable[[Instance, Options], IterationProblem],
+    settle: Callable[[Instance, PartitionOptions], PartitionOptions],
+    problem: Callable[[Instance, PartitionOptions], IterationProblem],
     order: Callable[[Instance], Sequence[int]],
 ) -> Objective:
     """The objective of a family; `order` gives the positions of an instance's layers in topological order."""

@@ -12,7 +12,7 @@ from planner.errors import PlanError
 from planner.graph.ideals import topological_line
 from planner.importers.operator_graph import is_operator_graph, load_operator_graph
 from planner.partitions.families import FAMILIES, Family, Instance, Objective
-from planner.partitions.options import Options
+from planner.partitions.options import PartitionOptions
 from planner.partitions.plan_file import Part, to_runs
 from planner.space.partition import (
     LatencyDecision,
@@ -38,12 +38,12 @@ def _read(path: Path) -> Instance:
     )
 
 
-def _settle(instance: Instance, options: Options) -> Options:
+def _settle(instance: Instance, options: PartitionOptions) -> PartitionOptions:
     graph = instance.content
     return options.filled(contiguous=True, devices=graph.accelerators, cpus=graph.cpus, memory_bytes=graph.memory_bytes)
 
 
-def _problem(instance: Instance, options: Options) -> MaxLoadProblem:
+def _problem(instance: Instance, options: PartitionOptions) -> MaxLoadProblem:
     return max_load_problem(
         instance.content,
         contiguous=bool(options.contiguous),
@@ -117,11 +117,11 @@ MAX_LOAD = Objective(
 )
 
 
-def _settle_latency(instance: Instance, options: Options) -> Options:
+def _settle_latency(instance: Instance, options: PartitionOptions) -> PartitionOptions:
     return dataclasses.replace(_settle(instance, options), contiguous=None)
 
 
-def _latency(instance: Instance, options: Options) -> LatencyProblem:
+def _latency(instance: Instance, options: PartitionOptions) -> LatencyProblem:
     return latency_problem(
         instance.content, accelerators=options.devices, cpus=options.cpus, memory_bytes=options.memory_bytes
     )

@@ -13,7 +13,7 @@ from planner.importers import load_graph
 from planner.importers.pipedream import sniff
 from planner.partitions.families import FAMILIES, Family, Instance, Objective
 from planner.partitions.families._iteration import iteration_objective, layer_iteration
-from planner.partitions.options import Options, check_devices
+from planner.partitions.options import PartitionOptions, check_devices
 from planner.partitions.plan_file import Part
 from planner.space.partition import (
     BoundaryBytes,
@@ -54,7 +54,7 @@ def _read(path: Path) -> Instance:
     )
 
 
-def _settle(instance: Instance, options: Options) -> Options:
+def _settle(instance: Instance, options: PartitionOptions) -> PartitionOptions:
     machines = options.machines or ((options.devices,) if options.devices else None)
     if options.machines and options.devices:
         raise UsageError("--machines and --devices both say how many devices there are", hint="give one of them")
@@ -83,7 +83,7 @@ def layers_of(instance: Instance, cost: str | None) -> Layers:
     return recorded_layers(graph) if cost == "released" else priced_layers(graph, imported_profile(graph))
 
 
-def _problem(instance: Instance, options: Options) -> PartitionProblem:
+def _problem(instance: Instance, options: PartitionOptions) -> PartitionProblem:
     layers = layers_of(instance, options.cost)
     released = options.cost == "released"
     machines, rates = options.machines or (), options.bandwidth_byte_per_s or ()
@@ -177,7 +177,7 @@ TIME_PER_MINIBATCH = Objective(
 )
 
 
-def _settle_iteration(instance: Instance, options: Options) -> Options:
+def _settle_iteration(instance: Instance, options: PartitionOptions) -> PartitionOptions:
     settled = _settle(instance, options)
     return dataclasses.replace(
         settled,
@@ -188,7 +188,7 @@ def _settle_iteration(instance: Instance, options: Options) -> Options:
     )
 
 
-def _iteration(instance: Instance, options: Options) -> IterationProblem:
+def _iteration(instance: Instance, options: PartitionOptions) -> IterationProblem:
     return layer_iteration(layers_of(instance, "published"), options)
 
 

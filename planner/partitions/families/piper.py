@@ -12,7 +12,7 @@ from planner.graph import numbered_line
 from planner.importers.piper import PiperFile, read_piper, sniff_piper
 from planner.partitions.families import FAMILIES, Family, Instance, Objective
 from planner.partitions.families._iteration import iteration_objective, piper_iteration
-from planner.partitions.options import Options, check_devices
+from planner.partitions.options import PartitionOptions, check_devices
 from planner.partitions.plan_file import ChoiceRun, Part
 from planner.space.partition import (
     IterationProblem,
@@ -38,7 +38,7 @@ def _read(path: Path) -> Instance:
     )
 
 
-def _settle(instance: Instance, options: Options) -> Options:
+def _settle(instance: Instance, options: PartitionOptions) -> PartitionOptions:
     file: PiperFile = instance.content
     return options.filled(
         devices=file.devices, memory_bytes=file.memory_bytes, bandwidth_byte_per_s=(file.bandwidth_bytes_per_s,),
@@ -46,7 +46,7 @@ def _settle(instance: Instance, options: Options) -> Options:
     )  # fmt: skip
 
 
-def _problem(instance: Instance, options: Options) -> PiperProblem:
+def _problem(instance: Instance, options: PartitionOptions) -> PiperProblem:
     rates = options.bandwidth_byte_per_s or ()
     if len(rates) != 1:
         raise UsageError("Piper's devices have one bandwidth", where="--bandwidth", hint="give one figure")
@@ -108,11 +108,11 @@ TIME_PER_SAMPLE = Objective(
 )
 
 
-def _settle_iteration(instance: Instance, options: Options) -> Options:
+def _settle_iteration(instance: Instance, options: PartitionOptions) -> PartitionOptions:
     return _settle(instance, options).filled(idle=True)
 
 
-def _iteration(instance: Instance, options: Options) -> IterationProblem:
+def _iteration(instance: Instance, options: PartitionOptions) -> IterationProblem:
     problem = _problem(instance, options)
     check_devices(problem.devices, "--devices")
     return piper_iteration(problem, options)

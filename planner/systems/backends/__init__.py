@@ -16,7 +16,7 @@ from planner.costs.precision import precision
 from planner.errors import JobError, Problem
 from planner.graph import Chain, Graph
 from planner.graph.blocks import build_chain, layer_of
-from planner.plans.items import is_decoder, kinds_of_layers
+from planner.plans.readings import is_decoder, kinds_of_layers
 from planner.plans.types import Requirement
 from planner.registry import Registry
 from planner.sharding import attention_heads

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from planner.graph import Graph
 from planner.operators import OpCall, graph_specs
 from planner.plans import Plan
-from planner.plans.items import block_items, item_starts
+from planner.plans.readings import block_items, item_starts
 from planner.plans.shardings import OperatorSplit, ShardedBlock, Sharding
 from planner.plans.types import OF_MINOR_1, Requirement
 from planner.sharding import AxisRole
