@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from planner.operators import rule_of
 from planner.plans import Plan
 from planner.plans.shardings import OperatorSplit
 from planner.runtime.data import NO_LABEL, Batch, Loss, SampleMean
@@ -44,12 +45,11 @@ def whole_shapes(plan: Plan, model: ModelFile) -> Shapes:
         number = model.input_types[spec.name][0] if spec.name in model.input_types else 1
         values[spec.name] = torch.empty(spec.shape, dtype=torch_type(number, context.float_dtype), device="meta")
     values.update(model.constants)
-    for name in model.weights:
-        if not model.trained(name):
-            values[name] = model.weight(name, context.float_dtype)
-        else:
-            values[name] = model.shaped(name, context.float_dtype)
     steps = model.cone([spec.name for spec in plan.model.outputs], [spec.name for spec in plan.model.inputs])
+    scales = {name for step in steps for p, name in enumerate(step.inputs) if p in rule_of(step.op).values}
+    for name in model.weights:
+        known = name in scales or not model.trained(name)
+        values[name] = (model.weight if known else model.shaped)(name, context.float_dtype)
     tensors = run(steps, values, context)
     return {name: tuple(x.shape) for name, x in tensors.items() if isinstance(x, torch.Tensor)}
 

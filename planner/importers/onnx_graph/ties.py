@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from planner.graph import Parameter, WeightRead
-from planner.importers.onnx_graph.weights import Use, is_path, module_label, uses
+from planner.importers.onnx_graph.weights import STATISTICS, Use, is_path, module_label, uses
 from planner.importers.onnx_graph.work import TensorType, WorkGraph, WorkNode
 from planner.operators import Role, rule_of
 
@@ -271,12 +271,19 @@ def _key(use: Use, partner: dict[int, str], producers: dict[str, WorkNode], matr
     if not mate and use.role in (Role.ADDED, Role.SCALE):
         makers = (producers.get(name) for name in use.node.inputs)
         mate = next((partner[id(maker)] for maker in makers if maker is not None and id(maker) in partner), "")
-    module = use.node.scope.module or ""
+    module = _first_application(use)
     if use.tensor != use.stored and is_path(use.tensor):
         return use.tensor, "", ""
     if not module and not mate and not matrices_shared:
         return use.node.outputs[0], use.role, ""
     return module, use.role, mate
+
+
+def _first_application(use: Use) -> str:
+    """The module of a use; `m` for `m_1`, as torch calls `m` when it is applied again, where the weight is m's own."""
+    module, (owner, _, _) = use.node.scope.module or "", use.stored.rpartition(".")
+    again = owner and is_path(use.stored) and re.fullmatch(re.escape(owner) + r"_\d+", module)
+    return owner if again else module
 
 
 def _copy_weight(graph: WorkGraph, stored: str, key: Key, use: Use) -> str:
@@ -290,7 +297,9 @@ def _copy_weight(graph: WorkGraph, stored: str, key: Key, use: Use) -> str:
         label = module_label(use) if owner else name
     graph.types[name] = graph.types[stored]
     graph.stored[name] = None
-    graph.weights[name] = replace(graph.weights[stored], name=name, label=label, module=owner)
+    weight = graph.weights[stored]
+    trainable = weight.trainable and use.role not in STATISTICS
+    graph.weights[name] = replace(weight, name=name, label=label, module=owner, trainable=trainable)
     return name
 
 

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
+
 from planner.graph import Parameter
 from planner.importers.onnx_graph.work import WorkGraph, WorkNode
 from planner.operators import Role, rule_of
@@ -43,6 +45,9 @@ _SUFFIX = {
     Role.QUANTIZATION: "scale",
 }
 
+
+STATISTICS = frozenset({Role.MEAN, Role.VARIANCE})
+"""Roles of weights that no gradient trains."""
 
 Origin = tuple[str, Role, bool, bool]
 """A stored tensor behind a constant one: name, role, whether dequantised or its last two axes swapped on the way."""
@@ -194,10 +199,10 @@ def _swaps_last(node: WorkNode, rank: int) -> bool:
 def _weight(graph: WorkGraph, use: Use) -> Parameter | None:
     name, kind = use.stored, graph.kinds.get(use.stored, "")
     stored = graph.types[name]
-    is_buffer = kind == "BUFFER" or use.role in (Role.MEAN, Role.VARIANCE)
-    if kind in ("CONSTANT_TENSOR", "TOKEN", "USER_INPUT") or not stored.shape:
-        return None
+    is_buffer = kind == "BUFFER" or use.role in STATISTICS
     was_trained = stored.dtype.is_float and bool(lost_parameters(graph, name))
+    if kind in ("CONSTANT_TENSOR", "TOKEN", "USER_INPUT") or not (stored.shape or kind == "PARAMETER" or was_trained):
+        return None
     if kind != "PARAMETER" and not was_trained and not _plausible(graph, use, is_buffer):
         return None
     trainable = stored.dtype.is_float and not is_buffer and use.role != Role.QUANTIZATION
@@ -212,21 +217,22 @@ def _plausible(graph: WorkGraph, use: Use, is_buffer: bool) -> bool:
     quantised = use.quantized or use.role == Role.QUANTIZATION or rule_of(use.node.op).quantised
     if not stored.dtype.is_float and not (quantised and stored.dtype.value.startswith(("int", "uint"))):
         return False
-    if use.role in (Role.MEAN, Role.VARIANCE):
+    if use.role in STATISTICS:
         return True
     if BUFFER_NAMES.search(use.stored) or (len(stored.shape) > 1 and _CREATED.match(use.stored)):
         return False
-    if _is_filled_in(graph, use.stored):
+    named_otherwise = graph.signature and use.stored not in graph.kinds and not is_path(use.stored)
+    if named_otherwise or _is_filled_in(graph, use.stored):
         return False
     if rule_of(use.node.op).build is None:
         return not _looks_like_a_mask(graph, use.stored)
     if use.role == Role.OTHER:
-        return is_path(use.stored) and (use.node.op == "Concat" or use.stored.endswith((".weight", ".bias")))
+        return _is_named(graph, use.stored) and (use.node.op == "Concat" or use.stored.endswith((".weight", ".bias")))
     vector = sum(size > 1 for size in stored.shape) == 1
     if use.role in (Role.ADDED, Role.SCALE):
-        if is_buffer or _looks_like_a_mask(graph, use.stored):
+        if is_buffer or _looks_made(graph, use):
             return False
-        return vector if not is_path(use.stored) else True
+        return vector or _is_named(graph, use.stored)
     if use.role == Role.TABLE:
         return len(stored.shape) >= 2 and not is_buffer
     if use.role == Role.MATRIX and use.node.op in ("MatMul", "Einsum") and len(stored.shape) >= 3:
@@ -237,7 +243,13 @@ def _plausible(graph: WorkGraph, use: Use, is_buffer: bool) -> bool:
 def lost_parameters(graph: WorkGraph, name: str) -> list[str]:
     """Paths of the parameters that an exporter computed a stored tensor from and that the file no longer holds."""
     origins = (origin for origin in graph.origins.get(name, ()) if origin not in graph.stored)
-    return [origin for origin in origins if _TRAINED.search(origin) and not BUFFER_NAMES.search(origin)]
+    return [origin for origin in origins if _was_trained(graph, origin)]
+
+
+def _was_trained(graph: WorkGraph, origin: str) -> bool:
+    if origin in graph.signature:
+        return graph.signature[origin] == "PARAMETER"
+    return bool(_TRAINED.search(origin)) and not BUFFER_NAMES.search(origin)
 
 
 def _looks_like_a_mask(graph: WorkGraph, name: str) -> bool:
@@ -246,6 +258,23 @@ def _looks_like_a_mask(graph: WorkGraph, name: str) -> bool:
 
 
 _MASKED = -1e4
+
+
+def _looks_made(graph: WorkGraph, use: Use) -> bool:
+    """Whether a model works a tensor out and does not train it: a mask, steps of equal width, a nameless divisor."""
+    value = graph.values.get(use.stored)
+    if is_anonymous(use.stored) and use.node.op in ("Sub", "Div"):
+        return True
+    if value is None or value.dtype.kind != "f" or value.size < 2:
+        return _looks_like_a_mask(graph, use.stored)
+    steps = np.diff(value.reshape(-1))
+    even = value.size > 3 and steps[0] != 0 and bool(np.allclose(steps, steps[0], rtol=1e-4, atol=0.0))
+    return _looks_like_a_mask(graph, use.stored) or set(np.unique(value)) == {0.0, 1.0} or even
+
+
+def _is_named(graph: WorkGraph, name: str) -> bool:
+    """Whether a name is the module's own: a path, or an attribute of the outermost module in a file of torch's."""
+    return is_path(name) or (graph.from_torch and name.isidentifier() and not is_anonymous(name))
 
 
 def _is_filled_in(graph: WorkGraph, name: str) -> bool:
