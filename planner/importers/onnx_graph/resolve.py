@@ -23,7 +23,7 @@ from planner.importers.onnx_graph.control_flow import HANDLERS as CONTROL_FLOW
 from planner.importers.onnx_graph.control_flow import call_function, loop_names
 from planner.importers.onnx_graph.inference import Inference, plain_domain
 from planner.importers.onnx_graph.sequences import HANDLERS as SEQUENCES
-from planner.importers.onnx_graph.weights import is_anonymous, is_path
+from planner.importers.onnx_graph.weights import CREATED, is_anonymous, is_path
 from planner.importers.onnx_graph.work import (
     ELEMENT_TYPES,
     MAX_CONSTANT_ELEMENTS,
@@ -151,8 +151,13 @@ class Resolver:
                     self.work.origins[value.name] = tuple(origins)
                     buffers = all(self.work.signature.get(name, "PARAMETER") != "PARAMETER" for name in origins)
                     given = all(is_anonymous(name) or name in self.work.inputs for name in names)
-                    if given or (self.work.signature and buffers):
+                    made = buffers or (any(map(_PRODUCT.match, (*names, value.name))) and any(map(self._is_made, names)))
+                    if given or (self.work.signature and made):
                         self.work.kinds.setdefault(value.name, "CONSTANT_TENSOR")
+
+    def _is_made(self, name: str) -> bool:
+        """Whether the module makes a tensor and does not train it: a buffer, or what it fills in."""
+        return self.work.signature.get(name, "PARAMETER") != "PARAMETER" or bool(CREATED.match(name))
 
     # -- what handlers use
 
@@ -461,6 +466,9 @@ _DATA = ("float_data", "double_data", "int32_data", "int64_data", "uint64_data")
 
 _ONE_ENTRY = frozenset({DType.FLOAT32, DType.FLOAT64, DType.INT32, DType.INT64, DType.UINT64, DType.BOOL})
 """Types of which each number is one entry there."""
+
+_PRODUCT = re.compile(r"^(linear|matmul|mm|bmm|addmm|einsum|conv(olution)?(\dd)?)(_\d+)?$")
+"""What torch calls the results of products."""
 
 _SIGNATURE = re.compile(r"^\w+: ([A-Z_]+) target='([^']+)'", re.MULTILINE)
 """A line of torch's export signature: what kind of tensor an input of the exported program is, and its name."""
