@@ -151,7 +151,8 @@ class Resolver:
                     self.work.origins[value.name] = tuple(origins)
                     buffers = all(self.work.signature.get(name, "PARAMETER") != "PARAMETER" for name in origins)
                     given = all(is_anonymous(name) or name in self.work.inputs for name in names)
-                    made = buffers or (any(map(_PRODUCT.match, (*names, value.name))) and any(map(self._is_made, names)))
+                    product = any(map(_PRODUCT.match, (*names, value.name)))
+                    made = buffers or (product and any(map(self._is_made, names)))
                     if given or (self.work.signature and made):
                         self.work.kinds.setdefault(value.name, "CONSTANT_TENSOR")
 

@@ -218,7 +218,8 @@ def separate_merged(graph: WorkGraph) -> None:
             keys.setdefault(key_of(use), []).append(use)
         if len(keys) < 2:
             continue
-        keys = {key: keys[key] for key in sorted(keys, key=any)}  # what keeps the stored name first
+        owner = stored.rpartition(".")[0]
+        keys = {key: keys[key] for key in sorted(keys, key=lambda key: any(key) and key[0] != owner)}
         merged += 1
         matrices += _is_wide(graph, stored)
         for key, members in list(keys.items())[1:]:
@@ -341,9 +342,15 @@ def _copy_weight(graph: WorkGraph, stored: str, key: Key, use: Use) -> str:
     graph.types[name] = graph.types[stored]
     graph.stored[name] = None
     weight = graph.weights[stored]
-    trainable = weight.trainable and use.role not in STATISTICS
+    trainable = weight.trainable and use.role not in STATISTICS and _has_parameters(graph, owner)
     graph.weights[name] = replace(weight, name=name, label=label, module=owner, trainable=trainable)
     return name
+
+
+def _has_parameters(graph: WorkGraph, module: str) -> bool:
+    """False where the exporter's signature lists none of a module, as of a norm whose scale the exporter filled in."""
+    listed = (name for name, kind in graph.signature.items() if kind == "PARAMETER")
+    return not module or not graph.signature or any(name.startswith(f"{module}.") for name in listed)
 
 
 def _redirect(graph: WorkGraph, replaced: dict[tuple[int, int], dict[str, str]]) -> None:
