@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from planner.operators import rule_of
+from planner.operators import UNNORMALISED, rule_of
 from planner.plans import Plan
 from planner.plans.shardings import OperatorSplit
 from planner.runtime.data import NO_LABEL, Batch, Loss, SampleMean
@@ -175,8 +175,12 @@ class ShardedStage:
                 continue
             live.update(name for name in step.outputs if name)
             cone = self._cone(step, inner)
+            product = self._split(f"{step.name}{UNNORMALISED}")
+            split = product or split
             reads = tuple(parse(text, self._mesh.axes) for text in split.reads)
             writes = tuple(parse(text, self._mesh.axes) for text in split.writes)
+            if product is not None:  # the plan has a norm for the bias, which is added here
+                reads = (*reads, tuple(AxisLayout("S", 0) if p == _BY_CHANNEL else AxisLayout("R") for p in writes[0]))
             yield self._planned((*cone, step), reads, writes, tuple(map(bool, split.splits)), listed=True)
 
     @staticmethod
@@ -405,7 +409,7 @@ class ShardedStage:
         return sum(len(s) == rank and all(s[p.dim] > 1 for p in layout if p.kind == "S") for s in shapes)
 
 
-_BY_SAMPLE = AxisLayout("S", 0)
+_BY_SAMPLE, _BY_CHANNEL = AxisLayout("S", 0), AxisLayout("S", 1)
 _CUT_ALIKE = {
     "Add", "Cast", "CastLike", "Div", "Exp", "Identity", "IsNaN", "MatMul", "Mul", "Softmax", "Sqrt", "Sub", "Tanh",
     "Transpose", "Where", "Neg", "Sigmoid", "Pow", "Reciprocal", "Erf", "Max", "Min",
