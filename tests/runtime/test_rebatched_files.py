@@ -1,0 +1,136 @@
+"""Files that hold a batch or a size in constants, at another batch and under ranks that share operators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+import planner  # noqa: E402
+from planner import runtime  # noqa: E402
+from planner.runtime.trainer import model_of  # noqa: E402
+from tests.importers.build import ints, model, node, value  # noqa: E402
+
+DRAW = np.random.default_rng(1)
+
+
+def floats(name: str, *shape: int) -> onnx.TensorProto:
+    return numpy_helper.from_array(DRAW.normal(size=shape).astype(np.float32), name)
+
+
+def array(name: str, values: Any) -> onnx.TensorProto:
+    return numpy_helper.from_array(np.asarray(values), name)
+
+
+def written(
+    folder: Path, nodes: Sequence[onnx.NodeProto], stored: Sequence[onnx.TensorProto], shape: Sequence[int] = (2, 8)
+) -> Path:
+    proto = model(nodes, [value("x", shape)], [value("y", None)], stored)
+    onnx.save(onnx.shape_inference.infer_shapes(proto), folder / "model.onnx")
+    return folder / "model.onnx"
+
+
+def planned(file: Path, *, stages: int = 1, ranks: int = 1, size: int = 4) -> Any:
+    limits = {"pipeline_stages": (stages,), "tensor_parallel": (ranks,), "data_parallel": (1,)}
+    job = planner.Job(2 * size, precision="fp32", micro_batches=(size,), backends=("any",), **limits)
+    return planner.plan(planner.load_graph(file), planner.load_cluster("dgx-h100", devices=stages * ranks), job)
+
+
+def test_a_state_expanded_to_the_batch_that_it_has_is_as_large_as_another_batch(tmp_path: Path) -> None:
+    weight, state = floats("w", 8, 8), array("state", np.full((2, 8), 0.5, np.float32))
+    nodes = [
+        node("MatMul", ["x", "w"], ["h"]), node("Shape", ["h"], ["size"]), node("Expand", ["state", "size"], ["start"]),
+        node("Add", ["h", "start"], ["y"]),
+    ]  # fmt: skip
+    file = written(tmp_path, nodes, [weight, state])
+    x = torch.randn(4, 8, dtype=torch.float64)
+    made = runtime.run_graph(model_of(planned(file), runtime.read_model(file)), {"x": x}, torch.float64)["y"]
+    expected = x @ torch.from_numpy(numpy_helper.to_array(weight).astype(np.float64)) + 0.5
+    assert torch.allclose(made, expected)
+
+
+def flat_places(*last: int) -> list[onnx.TensorProto]:
+    places = np.arange(16).reshape(2, 8)
+    places[1, 6:] = last
+    return [floats("w", 8, 8), ints("flat", [-1]), array("places", places)]
+
+
+FLATTENED = [
+    node("MatMul", ["x", "w"], ["h"]), node("Reshape", ["h", "flat"], ["all"]),
+    node("Gather", ["all", "places"], ["y"], axis=0),
+]  # fmt: skip
+
+
+def test_places_in_a_flattened_batch_go_on_from_sample_to_sample(tmp_path: Path) -> None:
+    stored = flat_places(14, 15)
+    file = written(tmp_path, FLATTENED, stored)
+    x = torch.randn(4, 8, dtype=torch.float64)
+    made = runtime.run_graph(model_of(planned(file), runtime.read_model(file)), {"x": x}, torch.float64)["y"]
+    assert torch.allclose(made, x @ torch.from_numpy(numpy_helper.to_array(stored[0]).astype(np.float64)))
+
+
+def test_places_that_do_not_go_on_evenly_are_refused(tmp_path: Path) -> None:
+    file = written(tmp_path, FLATTENED, flat_places(15, 14))
+    plan = planned(file)
+    with pytest.raises(planner.ModelError, match="holds another entry for each sample"):
+        runtime.run(plan, file)
+
+
+def convolutions(*between: onnx.NodeProto) -> list[onnx.NodeProto]:
+    return [
+        node("Conv", ["x", "first", "first_bias"], ["a"], kernel_shape=[3, 3], pads=[1] * 4), *between,
+        node("Conv", ["b", "second", "second_bias"], ["c"], kernel_shape=[3, 3], pads=[1] * 4),
+        node("GlobalAveragePool", ["c"], ["d"]), node("Flatten", ["d"], ["e"]), node("Gemm", ["e", "w", "v"], ["y"]),
+    ]  # fmt: skip
+
+
+def test_ranks_share_a_model_that_resizes_by_stored_scales(tmp_path: Path) -> None:
+    resize = node("Resize", ["a", "", "scales"], ["b"], mode="linear")
+    stored = [
+        floats("first", 16, 3, 3, 3), floats("second", 16, 16, 3, 3), floats("first_bias", 16),
+        floats("second_bias", 16), array("scales", np.array([1, 1, 2, 2], np.float32)), floats("w", 16, 4),
+        floats("v", 4),
+    ]  # fmt: skip
+    file = written(tmp_path, convolutions(resize), stored, (2, 3, 8, 8))
+    check = runtime.run(planned(file, ranks=2), file, check=True).check
+    assert check is not None
+    assert not check.wrong
+
+
+def test_ranks_share_the_channels_of_convolutions_with_a_folded_norm(tmp_path: Path) -> None:
+    stored = [
+        floats("first", 64, 3, 3, 3), floats("second", 64, 64, 3, 3), floats("first_bias", 64),
+        floats("second_bias", 64), floats("w", 64, 4), floats("v", 4),
+    ]  # fmt: skip
+    file = written(tmp_path, convolutions(node("Relu", ["a"], ["b"])), stored, (1, 3, 2, 2))
+    plan = planned(file, ranks=2, size=1)
+    product = plan.operator_split("c@unnormalised")
+    assert product is not None
+    assert product.operator == "c@unnormalised"
+    check = runtime.run(plan, file, check=True).check
+    assert check is not None
+    assert not check.wrong
+
+
+def test_rows_laid_over_a_constant_follow_the_batch(tmp_path: Path) -> None:
+    nodes = [
+        node("MatMul", ["x", "w"], ["h"]), node("Greater", ["h", "zero"], ["positive"]),
+        node("NonZero", ["positive"], ["at"]), node("Transpose", ["at"], ["rows"]),
+        node("GatherND", ["h", "rows"], ["taken"]), node("Exp", ["taken"], ["grown"]),
+        node("ScatterND", ["base", "rows", "grown"], ["laid"]), node("MatMul", ["laid", "u"], ["m"]),
+        node("Add", ["x", "m"], ["y"]),
+    ]  # fmt: skip
+    stored = [
+        floats("w", 8, 8), floats("u", 8, 8), array("zero", np.float32(0)), array("base", np.zeros((2, 8), np.float32)),
+    ]  # fmt: skip
+    file = written(tmp_path, nodes, stored)
+    check = runtime.run(planned(file), file, check=True).check
+    assert check is not None
+    assert not check.wrong
