@@ -15,6 +15,9 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import planner  # noqa: E402
 from planner import runtime  # noqa: E402
+from planner.runtime.layouts import Mesh, parse  # noqa: E402
+from planner.runtime.local_operators import CutOperator, local_form  # noqa: E402
+from planner.runtime.model_file import Step  # noqa: E402
 from planner.runtime.trainer import model_of  # noqa: E402
 from tests.importers.build import ints, model, node, value  # noqa: E402
 
@@ -104,19 +107,22 @@ def test_ranks_share_a_model_that_resizes_by_stored_scales(tmp_path: Path) -> No
     assert not check.wrong
 
 
-def test_ranks_share_the_channels_of_convolutions_with_a_folded_norm(tmp_path: Path) -> None:
-    stored = [
-        floats("first", 64, 3, 3, 3), floats("second", 64, 64, 3, 3), floats("first_bias", 64),
-        floats("second_bias", 64), floats("w", 64, 4), floats("v", 4),
-    ]  # fmt: skip
-    file = written(tmp_path, convolutions(node("Relu", ["a"], ["b"])), stored, (1, 3, 2, 2))
-    plan = planned(file, ranks=2, size=1)
-    product = plan.operator_split("c@unnormalised")
-    assert product is not None
-    assert product.operator == "c@unnormalised"
-    check = runtime.run(plan, file, check=True).check
-    assert check is not None
-    assert not check.wrong
+@pytest.mark.parametrize(
+    ("op", "weight", "cut", "alike"),
+    [
+        ("Conv", (4, 8, 3, 3), ("S1", "S1"), True), ("Conv", (4, 8, 3, 3), ("S1", "R"), False),
+        ("Conv", (4, 8, 3, 3), ("R", "S1"), False), ("Gemm", (8, 4), ("S1", "S0"), True),
+        ("Gemm", (8, 4), ("S1", "R"), False),
+    ],
+)  # fmt: skip
+def test_products_of_pieces_need_the_summed_dimension_cut_on_both_sides(
+    op: str, weight: tuple[int, ...], cut: tuple[str, str], alike: bool
+) -> None:
+    shapes = {"x": (2, 8, 4, 4)[: len(weight)], "w": weight, "y": (2, 4, 4, 4)[: len(weight)]}
+    reads, partial = tuple(parse(text, 1) for text in cut), (parse("P", 1),)
+    product = CutOperator(Step(op, ("x", "w"), ("y",), {}, 20), reads, partial, shapes, Mesh((2,)))
+    pieces = [torch.ones(shapes[name]) for name in "xw"]
+    assert (local_form(product, pieces) is not None) == alike
 
 
 def test_rows_laid_over_a_constant_follow_the_batch(tmp_path: Path) -> None:
