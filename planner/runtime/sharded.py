@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from planner.operators import UNNORMALISED, rule_of
+from planner.operators import UNNORMALISED
 from planner.plans import Plan
 from planner.plans.shardings import OperatorSplit
 from planner.runtime.data import NO_LABEL, Batch, Loss, SampleMean
@@ -30,28 +30,11 @@ from planner.runtime.layouts import (
     whole,
 )
 from planner.runtime.local_operators import CutOperator, Shapes, local_form
-from planner.runtime.model_file import ModelFile, Step
+from planner.runtime.model_file import Step
 from planner.runtime.modules import Module, find_modules
-from planner.runtime.operators import Context, torch_type
+from planner.runtime.operators import Context
 from planner.runtime.shared_loss import shared_cross_entropy
 from planner.runtime.stages import StageProgram
-
-
-def whole_shapes(plan: Plan, model: ModelFile) -> Shapes:
-    """Shapes of all full tensors at the plan's micro-batch, by running the model on the meta device (without data)."""
-    context = Context(fitted=model.fitted)
-    values: Values = {}
-    for spec in plan.model.inputs:
-        number = model.input_types[spec.name][0] if spec.name in model.input_types else 1
-        values[spec.name] = torch.empty(spec.shape, dtype=torch_type(number, context.float_dtype), device="meta")
-    values.update(model.constants)
-    steps = model.cone([spec.name for spec in plan.model.outputs], [spec.name for spec in plan.model.inputs])
-    scales = {name for step in steps for p, name in enumerate(step.inputs) if p in rule_of(step.op).values}
-    for name in model.weights:
-        known = name in scales or not model.trained(name)
-        values[name] = (model.weight if known else model.shaped)(name, context.float_dtype)
-    tensors = run(steps, values, context)
-    return {name: tuple(x.shape) for name, x in tensors.items() if isinstance(x, torch.Tensor)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,3 +140,15 @@ def test_rows_laid_over_a_constant_follow_the_batch(tmp_path: Path) -> None:
     check = runtime.run(planned(file), file, check=True).check
     assert check is not None
     assert not check.wrong
+
+
+def test_a_stage_knows_the_shape_of_a_tensor_that_another_stage_has(tmp_path: Path) -> None:
+    layers = [node("MatMul", [f"h{k}", f"w{k}"], [f"h{k + 1}"]) for k in range(1, 6)]
+    nodes = [
+        node("MatMul", ["x", "w0"], ["h1"]), node("Shape", ["h1"], ["size"]), *layers,
+        node("Reshape", ["h6", "size"], ["y"]),
+    ]  # fmt: skip
+    file = written(tmp_path, nodes, [floats(f"w{k}", 8, 8) for k in range(6)])
+    check = runtime.run(planned(file, stages=2), file, check=True).check
+    assert check is not None
+    assert not check.wrong
