@@ -148,11 +148,6 @@ def test_the_signature_tells_parameters_from_buffers() -> None:
     assert {p.label: p.shape for p in graph.parameters} == {"scale": (8,), "m.weight": (8, 8)}
 
 
-def test_a_trained_number_is_a_parameter() -> None:
-    graph = of_torch([node("Mul", ["x", "scale"], ["y"])], [floats("scale", 2.0)], signature=SIGNATURE)
-    assert trained(graph) == {"scale": ()}
-
-
 def test_products_with_buffers_are_no_weights_and_parameters_that_are_missing_are_named() -> None:
     stored = [absent("linear", [2, 8])]
     folded = {"linear": ["m.weight", "m.coordinates"]}

@@ -40,9 +40,9 @@ def written(
     return folder / "model.onnx"
 
 
-def planned(file: Path, *, stages: int = 1, ranks: int = 1, size: int = 4) -> Any:
+def planned(file: Path, *, stages: int = 1, ranks: int = 1, size: int = 4, keep: Sequence[tuple[str, int]] = ()) -> Any:
     limits = {"pipeline_stages": (stages,), "tensor_parallel": (ranks,), "data_parallel": (1,)}
-    job = planner.Job(2 * size, precision="fp32", micro_batches=(size,), backends=("any",), **limits)
+    job = planner.Job(2 * size, precision="fp32", micro_batches=(size,), backends=("any",), keep=tuple(keep), **limits)
     return planner.plan(planner.load_graph(file), planner.load_cluster("dgx-h100", devices=stages * ranks), job)
 
 
@@ -143,12 +143,17 @@ def test_rows_laid_over_a_constant_follow_the_batch(tmp_path: Path) -> None:
 
 
 def test_a_stage_knows_the_shape_of_a_tensor_that_another_stage_has(tmp_path: Path) -> None:
-    layers = [node("MatMul", [f"h{k}", f"w{k}"], [f"h{k + 1}"]) for k in range(1, 6)]
+    layers = [node("MatMul", [f"h{k}", f"w{k}"], [f"h{k + 1}"], name=f"/layer{k}/MatMul") for k in range(1, 6)]
     nodes = [
-        node("MatMul", ["x", "w0"], ["h1"]), node("Shape", ["h1"], ["size"]), *layers,
-        node("Reshape", ["h6", "size"], ["y"]),
+        node("MatMul", ["x", "w0"], ["h1"]), node("Shape", ["h1"], ["width"], start=1), *layers,
+        node("Concat", ["rest", "width", "one"], ["size"], axis=0), node("Reshape", ["h6", "size"], ["r"]),
+        node("MatMul", ["r", "last"], ["y"]),
     ]  # fmt: skip
-    file = written(tmp_path, nodes, [floats(f"w{k}", 8, 8) for k in range(6)])
-    check = runtime.run(planned(file, stages=2), file, check=True).check
+    weights = [floats(f"w{k}", 8, 8) for k in range(6)]
+    file = written(tmp_path, nodes, [*weights, floats("last", 1, 4), ints("rest", [-1]), ints("one", [1])])
+    plan = planned(file, stages=2, keep=(("layer4", 1),))
+    assert "h3" in plan.stage_nodes(0)
+    assert "r" in plan.stage_nodes(1)
+    check = runtime.run(plan, file, check=True).check
     assert check is not None
     assert not check.wrong

@@ -201,9 +201,9 @@ def _weight(graph: WorkGraph, use: Use) -> Parameter | None:
     name, kind = use.stored, graph.kinds.get(use.stored, "")
     stored = graph.types[name]
     is_buffer = kind == "BUFFER" or use.role in STATISTICS
-    was_trained = stored.dtype.is_float and bool(lost_parameters(graph, name))
-    if kind in ("CONSTANT_TENSOR", "TOKEN", "USER_INPUT") or not (stored.shape or kind == "PARAMETER" or was_trained):
+    if kind in ("CONSTANT_TENSOR", "TOKEN", "USER_INPUT") or not stored.shape:
         return None
+    was_trained = stored.dtype.is_float and bool(lost_parameters(graph, name))
     if kind != "PARAMETER" and not was_trained and not _plausible(graph, use, is_buffer):
         return None
     trainable = stored.dtype.is_float and not is_buffer and use.role != Role.QUANTIZATION
@@ -222,8 +222,8 @@ def _plausible(graph: WorkGraph, use: Use, is_buffer: bool) -> bool:
         return True
     if BUFFER_NAMES.search(use.stored) or (len(stored.shape) > 1 and CREATED.match(use.stored)):
         return False
-    named_otherwise = graph.signature and use.stored not in graph.kinds and not is_path(use.stored)
-    if named_otherwise or _is_filled_in(graph, use.stored):
+    told = use.stored in graph.kinds or graph.origins.get(use.stored) or is_path(use.stored)
+    if (graph.signature and not told) or _is_filled_in(graph, use.stored):
         return False
     if rule_of(use.node.op).build is None:
         return not _looks_like_a_mask(graph, use.stored)
