@@ -222,7 +222,8 @@ def _plausible(graph: WorkGraph, use: Use, is_buffer: bool) -> bool:
         return True
     if BUFFER_NAMES.search(use.stored) or (len(stored.shape) > 1 and CREATED.match(use.stored)):
         return False
-    told = use.stored in graph.kinds or graph.origins.get(use.stored) or is_path(use.stored)
+    copied = any(graph.types[name].elements == stored.elements for name in _held_origins(graph, use.stored))
+    told = use.stored in graph.kinds or copied or is_path(use.stored)
     if (graph.signature and not told) or _is_filled_in(graph, use.stored):
         return False
     if rule_of(use.node.op).build is None:
@@ -245,6 +246,11 @@ def lost_parameters(graph: WorkGraph, name: str) -> list[str]:
     """Paths of the parameters that an exporter computed a stored tensor from and that the file no longer holds."""
     origins = (origin for origin in graph.origins.get(name, ()) if origin not in graph.stored)
     return [origin for origin in origins if _was_trained(graph, origin)]
+
+
+def _held_origins(graph: WorkGraph, name: str) -> list[str]:
+    """What an exporter computed a stored tensor from, as far as the file holds it."""
+    return [origin for origin in graph.origins.get(name, ()) if origin in graph.stored]
 
 
 def _was_trained(graph: WorkGraph, origin: str) -> bool:
