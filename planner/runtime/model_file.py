@@ -116,7 +116,7 @@ class ModelFile:
             ModelError: the file lacks an operator that reads one of them, or what it reads.
         """
         places = {step.name: i for i, step in enumerate(self.steps)}
-        steps, weights, made = list(self.steps), dict(self.weights), dict[str, Step]()
+        steps, weights, made = list(self.steps), dict(self.weights), dict[str, tuple[int, Step]]()
         for own in separated:
             for name in own.operators:
                 known = name in places and own.stored in self.weights
@@ -126,15 +126,25 @@ class ModelFile:
                     raise ModelError(message, where=name, hint="is this the model that the plan was made for?")
                 inputs = list(reader.inputs)
                 again, inputs[own.operand] = self._from_another(inputs[own.operand], own.stored, own.weight)
-                made.update((step.name, step) for step in again)
+                for step in again:
+                    made[step.name] = (min(places[name], made.get(step.name, (len(steps), step))[0]), step)
                 steps[places[name]] = replace(reader, inputs=tuple(inputs))
             weights[own.weight] = self.weights[own.stored]
-        return replace(self, steps=(*made.values(), *steps), weights=weights)
+        before: dict[int, list[Step]] = {}
+        for place, step in made.values():
+            before.setdefault(place, []).append(step)
+        ordered = [each for place, step in enumerate(steps) for each in (*before.get(place, ()), step)]
+        return replace(self, steps=tuple(ordered), weights=weights)
 
     def _from_another(self, name: str, stored: str, weight: str) -> tuple[list[Step], str]:
-        """What is computed from a stored tensor alone, from another weight: the operators, and the result's name."""
+        """What is computed from a stored tensor, from another weight: the operators, and the result's name.
+
+        Sizes of other tensors may be among the operands; they stay as they are.
+        """
         named, steps = {stored: weight}, list[Step]()
-        for step in self.cone((name,), (stored,)):
+        for step in self.cone((name,), (stored, *self.inputs)):
+            if named.keys().isdisjoint(step.inputs):
+                continue
             inputs = tuple(named.get(read, read) for read in step.inputs)
             if step.op == "Identity":
                 named[step.name] = inputs[0]

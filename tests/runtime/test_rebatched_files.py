@@ -157,3 +157,19 @@ def test_a_stage_knows_the_shape_of_a_tensor_that_another_stage_has(tmp_path: Pa
     check = runtime.run(plan, file, check=True).check
     assert check is not None
     assert not check.wrong
+
+
+def test_a_weight_stored_once_is_expanded_to_the_size_of_another_tensor_for_each_module(tmp_path: Path) -> None:
+    nodes = [
+        node("MatMul", ["x", "w"], ["h"], name="/a/MatMul"), node("Shape", ["h"], ["size"], name="/a/Shape"),
+        node("Expand", ["bias", "size"], ["e"], name="/a/Expand"), node("Add", ["h", "e"], ["a"], name="/a/Add"),
+        node("Relu", ["a"], ["b"], name="/b/Relu"), node("MatMul", ["b", "u"], ["k"], name="/b/MatMul"),
+        node("Expand", ["bias", "size"], ["f"], name="/b/Expand"), node("Add", ["k", "f"], ["y"], name="/b/Add"),
+    ]  # fmt: skip
+    file = written(tmp_path, nodes, [floats("w", 8, 8), floats("u", 8, 8), floats("bias", 1, 8)])
+    plan = planned(file)
+    assert len(plan.model.separated) == 1
+    check = runtime.run(plan, file, check=True).check
+    assert check is not None
+    assert {name for _, name, _ in check.errors} == {"w", "u", "bias", plan.model.separated[0].weight}
+    assert not check.wrong
