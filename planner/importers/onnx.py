@@ -47,6 +47,7 @@ PASSES: tuple[Callable[[WorkGraph], None], ...] = (
     restore_ties,
     passes.note_folded_batch_norms,
     passes.note_lost_weights,
+    passes.note_missing_parameters,
     passes.note_possible_tables,
     passes.note_missing_biases,
     passes.note_missing_rules,

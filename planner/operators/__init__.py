@@ -5,6 +5,7 @@ from planner.operators.batching import batch_constants as batch_constants
 from planner.operators.batching import rebatch as rebatch
 from planner.operators.nest import gradient_nest as gradient_nest
 from planner.operators.nest import loop_nest as loop_nest
+from planner.operators.rewriting import UNNORMALISED as UNNORMALISED
 from planner.operators.rewriting import rewritten as rewritten
 from planner.operators.saved import SavedOptions as SavedOptions
 from planner.operators.saved import element_bytes as element_bytes

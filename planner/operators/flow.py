@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from planner.errors import ModelError
 from planner.graph import Graph, Node, TensorKind
-from planner.operators.site import Site
+from planner.operators.site import Site, rule_of
 from planner.operators.specs import graph_specs
 from planner.operators.types import Access, Dim, DimKind, LoopNest, OpCall
 
@@ -158,7 +158,8 @@ class Flow:
             if indices and len(indices[0]) == 1 and indices[0][0] in names
         ]
         following = {operand for operand, d, inner in operands if self.of(operand)[d] == inner}
-        if not operands or any(read in self.marks and read not in following for read in node.inputs):
+        sources = node.inputs[:1] if rule_of(node.op).overlays else node.inputs
+        if not operands or any(read in self.marks and read not in following for read in sources):
             size = self.shape(name)[dim]
             raise self.fail(i, f"reads {name!r}, whose dimension {dim} of size {size} does not follow the batch")
         for operand, d, inner in operands:

@@ -62,6 +62,9 @@ class Pattern:
     kernel: bool = False
 
 
+UNNORMALISED = "@unnormalised"
+"""Behind the name of a product whose norm an exporter folded into it, the name of the product without the norm."""
+
 PATTERNS: Registry[Pattern] = Registry("planner.operators.patterns", "pattern")
 
 Attributes = Mapping[str, AttributeValue]

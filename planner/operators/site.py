@@ -263,6 +263,7 @@ class Rule:
         hands_on: the result is the first input itself where shape and type are equal.
         neutral: by position of a number that leaves the other operand as it is, that number.
         rearranges: its results hold elements of the first input, moved, picked or in another format.
+        overlays: its result is the first input with the others laid over it, at places that values say.
         random: results differ from run to run.
         values: positions of inputs that hold a shape, an axis, a place or a count: needed by value, never by gradient.
         weights: positions of inputs that take weights, and what a weight there is.
@@ -289,6 +290,7 @@ class Rule:
     hands_on: bool = False
     neutral: Mapping[int, float] = field(default_factory=dict)
     rearranges: bool = False
+    overlays: bool = False
     random: bool = False
     values: tuple[int, ...] = ()
     weights: Mapping[int, Role] = field(default_factory=dict)

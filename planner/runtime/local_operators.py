@@ -105,8 +105,21 @@ def _as_it_is(cut: CutOperator, pieces: Pieces) -> tuple[Step, Pieces] | None:
     return cut.step, pieces
 
 
+def _contracted_alike(cut: CutOperator, dims: tuple[int, int]) -> bool:
+    """Whether each mesh axis cuts the summed dimension of both operands, or of none."""
+    cuts = [[part.kind == "S" and part.dim == d for part in cut.reads[p]] for p, d in enumerate(dims)]
+    return cuts[0] == cuts[1]
+
+
 @_for("Gemm")
 def _gemm(cut: CutOperator, pieces: Pieces) -> tuple[Step, Pieces] | None:
+    attributes = cut.step.attributes
+    summed = (0 if attributes.get("transA", 0) else 1, 1 if attributes.get("transB", 0) else 0)
+    return _with_bias(cut, pieces) if _contracted_alike(cut, summed) else None
+
+
+def _with_bias(cut: CutOperator, pieces: Pieces) -> tuple[Step, Pieces]:
+    """The operator as it is; of ranks that have partial sums only one adds the bias."""
     bias = pieces[2] if len(pieces) > 2 else None
     if bias is not None and not cut.adds(2):
         pieces[2] = bias * 0
@@ -116,9 +129,11 @@ def _gemm(cut: CutOperator, pieces: Pieces) -> tuple[Step, Pieces] | None:
 @_for("Conv")
 def _conv(cut: CutOperator, pieces: Pieces) -> tuple[Step, Pieces] | None:
     spatial = cut.cut_dims(cut.reads[0]) - {0, 1} or cut.cut_dims(cut.reads[1]) - {0, 1}
-    if spatial or (cut.step.attributes.get("group", 1) != 1 and cut.cut_dims(cut.reads[1])):
+    grouped = cut.step.attributes.get("group", 1) != 1
+    by_channel = cut.cut_dims(cut.reads[1]) or 1 in cut.cut_dims(cut.reads[0])
+    if spatial or (by_channel if grouped else not _contracted_alike(cut, (1, 1))):
         return None
-    return _gemm(cut, pieces)
+    return _with_bias(cut, pieces)
 
 
 @_for("MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool")

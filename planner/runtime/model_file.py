@@ -116,7 +116,7 @@ class ModelFile:
             ModelError: the file lacks an operator that reads one of them, or what it reads.
         """
         places = {step.name: i for i, step in enumerate(self.steps)}
-        steps, weights, made = list(self.steps), dict(self.weights), dict[str, Step]()
+        steps, weights, made = list(self.steps), dict(self.weights), dict[str, tuple[int, Step]]()
         for own in separated:
             for name in own.operators:
                 known = name in places and own.stored in self.weights
@@ -126,15 +126,25 @@ class ModelFile:
                     raise ModelError(message, where=name, hint="is this the model that the plan was made for?")
                 inputs = list(reader.inputs)
                 again, inputs[own.operand] = self._from_another(inputs[own.operand], own.stored, own.weight)
-                made.update((step.name, step) for step in again)
+                for step in again:
+                    made[step.name] = (min(places[name], made.get(step.name, (len(steps), step))[0]), step)
                 steps[places[name]] = replace(reader, inputs=tuple(inputs))
             weights[own.weight] = self.weights[own.stored]
-        return replace(self, steps=(*made.values(), *steps), weights=weights)
+        before: dict[int, list[Step]] = {}
+        for place, step in made.values():
+            before.setdefault(place, []).append(step)
+        ordered = [each for place, step in enumerate(steps) for each in (*before.get(place, ()), step)]
+        return replace(self, steps=tuple(ordered), weights=weights)
 
     def _from_another(self, name: str, stored: str, weight: str) -> tuple[list[Step], str]:
-        """What is computed from a stored tensor alone, from another weight: the operators, and the result's name."""
+        """What is computed from a stored tensor, from another weight: the operators, and the result's name.
+
+        Sizes of other tensors may be among the operands; they stay as they are.
+        """
         named, steps = {stored: weight}, list[Step]()
-        for step in self.cone((name,), (stored,)):
+        for step in self.cone((name,), (stored, *self.inputs)):
+            if named.keys().isdisjoint(step.inputs):
+                continue
             inputs = tuple(named.get(read, read) for read in step.inputs)
             if step.op == "Identity":
                 named[step.name] = inputs[0]
@@ -205,20 +215,31 @@ class ModelFile:
     def fitted(self, name: str, value: torch.Tensor) -> torch.Tensor:
         """Resize a value that has an entry for each sample: cut it, or repeat it where those of all samples are equal.
 
+        Integers that grow by the same step from each sample to the next, as places in a flattened batch, go on so.
+
         Raises:
-            ModelError: there are too few entries, and they differ.
+            ModelError: there are too few entries, and they differ otherwise.
         """
         for d, size in self.resized.get(name, {}).items():
             if value.shape[d] > size:
                 value = value.narrow(d, 0, size).contiguous()
             elif value.shape[d] < size:
                 each = max(1, value.shape[d] // max(1, self.batch))  # rows of a sample, such as one a head
-                rows = value.narrow(d, 0, each)
-                if not value.is_meta and not torch.equal(value, torch.cat([rows] * (value.shape[d] // each), d)):
-                    hint = "export with a symbolic batch"
-                    raise ModelError("holds another entry for each sample", where=name, hint=hint)
-                value = torch.cat([rows] * (size // each), d)
+                samples = value.split(each, d)
+                step = self._step(name, samples)
+                value = torch.cat([samples[0] + k * step if step else samples[0] for k in range(size // each)], d)
         return value
+
+    def _step(self, name: str, samples: Sequence[torch.Tensor]) -> int:
+        """By how much the entries of each sample are larger than those of the one before; 0 where all are equal."""
+        first, *others = samples
+        if first.is_meta or not others:
+            return 0
+        counts = not first.is_floating_point() and first.dtype != torch.bool and first.numel()
+        step = int((others[0] - first).reshape(-1)[0]) if counts else 0
+        if any(not torch.equal(x, first + (k + 1) * step if step else first) for k, x in enumerate(others)):
+            raise ModelError("holds another entry for each sample", where=name, hint="export with a symbolic batch")
+        return step
 
     def _stored(self, name: str, dtype: torch.dtype) -> torch.Tensor:
         from onnx import numpy_helper

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from planner.operators import UNNORMALISED
 from planner.plans import Plan
 from planner.plans.shardings import OperatorSplit
 from planner.runtime.data import NO_LABEL, Batch, Loss, SampleMean
@@ -29,29 +30,11 @@ from planner.runtime.layouts import (
     whole,
 )
 from planner.runtime.local_operators import CutOperator, Shapes, local_form
-from planner.runtime.model_file import ModelFile, Step
+from planner.runtime.model_file import Step
 from planner.runtime.modules import Module, find_modules
-from planner.runtime.operators import Context, torch_type
+from planner.runtime.operators import Context
 from planner.runtime.shared_loss import shared_cross_entropy
 from planner.runtime.stages import StageProgram
-
-
-def whole_shapes(plan: Plan, model: ModelFile) -> Shapes:
-    """Shapes of all full tensors at the plan's micro-batch, by running the model on the meta device (without data)."""
-    context = Context(fitted=model.fitted)
-    values: Values = {}
-    for spec in plan.model.inputs:
-        number = model.input_types[spec.name][0] if spec.name in model.input_types else 1
-        values[spec.name] = torch.empty(spec.shape, dtype=torch_type(number, context.float_dtype), device="meta")
-    values.update(model.constants)
-    for name in model.weights:
-        if not model.trained(name):
-            values[name] = model.weight(name, context.float_dtype)
-        else:
-            values[name] = model.shaped(name, context.float_dtype)
-    steps = model.cone([spec.name for spec in plan.model.outputs], [spec.name for spec in plan.model.inputs])
-    tensors = run(steps, values, context)
-    return {name: tuple(x.shape) for name, x in tensors.items() if isinstance(x, torch.Tensor)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +158,12 @@ class ShardedStage:
                 continue
             live.update(name for name in step.outputs if name)
             cone = self._cone(step, inner)
+            product = self._split(f"{step.name}{UNNORMALISED}")
+            split = product or split
             reads = tuple(parse(text, self._mesh.axes) for text in split.reads)
             writes = tuple(parse(text, self._mesh.axes) for text in split.writes)
+            if product is not None:  # the plan has a norm for the bias, which is added here
+                reads = (*reads, tuple(AxisLayout("S", 0) if p == _BY_CHANNEL else AxisLayout("R") for p in writes[0]))
             yield self._planned((*cone, step), reads, writes, tuple(map(bool, split.splits)), listed=True)
 
     @staticmethod
@@ -405,7 +392,7 @@ class ShardedStage:
         return sum(len(s) == rank and all(s[p.dim] > 1 for p in layout if p.kind == "S") for s in shapes)
 
 
-_BY_SAMPLE = AxisLayout("S", 0)
+_BY_SAMPLE, _BY_CHANNEL = AxisLayout("S", 0), AxisLayout("S", 1)
 _CUT_ALIKE = {
     "Add", "Cast", "CastLike", "Div", "Exp", "Identity", "IsNaN", "MatMul", "Mul", "Softmax", "Sqrt", "Sub", "Tanh",
     "Transpose", "Where", "Neg", "Sigmoid", "Pow", "Reciprocal", "Erf", "Max", "Min",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -81,17 +81,14 @@ def stage_program(plan: Plan, model: ModelFile, index: int) -> StageProgram:
     received = tuple(b for b in plan.boundaries if index in b.to_stages)
     sent = tuple(b for b in plan.boundaries if b.from_stage == index)
     wanted = dict.fromkeys((*(b.tensor for b in sent), *stage.outputs))
-    given = (*(b.tensor for b in received), *model.inputs)
-    steps = model.cone(wanted, given)
+    steps = stage_steps(plan, model, index)
     require_rules(steps)
     nodes = set(plan.stage_nodes(index))
-    foreign = {node: s.index for s in plan.stages if s.index != index for node in plan.stage_nodes(s.index)}
-    for step in steps:
-        if step.name in foreign and step.name not in nodes:
-            raise PlanError(
-                f"needs {step.name!r} of stage {foreign[step.name]}, which no boundary brings",
-                where=f"stage {index}", hint="plan again: the boundaries are not those of the model",
-            )  # fmt: skip
+    for name, owner in foreign_operators(plan, index, steps).items():
+        raise PlanError(
+            f"needs {name!r} of stage {owner}, which no boundary brings",
+            where=f"stage {index}", hint="plan again: the boundaries are not those of the model",
+        )  # fmt: skip
     read = dict.fromkeys(name for step in steps for name in step.inputs if name)
     weights = [name for name in read if name in model.weights or name in model.constants]
     trained = {name: p.owner for p in plan.stage_parameters(index) if p.trainable for name in (p.owner, p.name)}
@@ -104,6 +101,19 @@ def stage_program(plan: Plan, model: ModelFile, index: int) -> StageProgram:
         stage.outputs, parameters, tuple(name for name in weights if name not in parameters),
         steps_of(stage.offloaded, nodes, steps), repeated_operators(plan, index, as_whole), kernels, as_whole,
     )  # fmt: skip
+
+
+def stage_steps(plan: Plan, model: ModelFile, index: int) -> tuple[Step, ...]:
+    """The operators that a stage's results need, up to the model's inputs and the tensors that other stages send."""
+    wanted = (*(b.tensor for b in plan.boundaries if b.from_stage == index), *plan.stages[index].outputs)
+    return model.cone(wanted, (*(b.tensor for b in plan.boundaries if index in b.to_stages), *model.inputs))
+
+
+def foreign_operators(plan: Plan, index: int, steps: Iterable[Step]) -> dict[str, int]:
+    """Of some operators those that are not a stage's own, by name, with the stage that runs them."""
+    own = set(plan.stage_nodes(index))
+    others = {node: s.index for s in plan.stages if s.index != index for node in plan.stage_nodes(s.index)}
+    return {step.name: others[step.name] for step in steps if step.name in others and step.name not in own}
 
 
 def repeated_operators(plan: Plan, index: int, as_whole: bool) -> RepeatedOperators:

@@ -19,6 +19,7 @@ from planner.runtime.groups import Exchange
 from planner.runtime.interpreter import Values
 from planner.runtime.model_file import ModelFile, read_model
 from planner.runtime.requirements import require_executable, require_model
+from planner.runtime.shapes import with_known_shapes
 from planner.runtime.weights import MakeOptimizer
 from planner.runtime.worker import Report, Worker
 
@@ -279,4 +280,4 @@ def model_of(plan: Plan, model: ModelFile) -> ModelFile:
         model = model.at_batch(plan.model.batch_constants, plan.model.identities, plan.model.exported_batch)
     model = model.apart(plan.model.separated)
     require_model(plan, model)
-    return model.with_ties(plan.turned_copies)
+    return with_known_shapes(plan, model.with_ties(plan.turned_copies))

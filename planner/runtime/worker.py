@@ -20,7 +20,8 @@ from planner.runtime.model_file import ModelFile
 from planner.runtime.orders import sequences, tied_exchanges
 from planner.runtime.sequence_cuts import SequenceCuts
 from planner.runtime.sequence_parts import PartedStage
-from planner.runtime.sharded import ShardedStage, whole_shapes
+from planner.runtime.shapes import whole_shapes
+from planner.runtime.sharded import ShardedStage
 from planner.runtime.stage_run import PassSettings, StageRun
 from planner.runtime.stages import Pass, WholeStage, stage_program
 from planner.runtime.transfers import Transfers, Unit

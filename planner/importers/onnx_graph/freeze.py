@@ -76,7 +76,7 @@ def _tensors(work: WorkGraph, nodes: tuple[Node, ...]) -> dict[str, Tensor]:
 def _for_one_sample(work: WorkGraph, weight: Parameter, batch: int) -> Parameter:
     """A weight without what was repeated for every sample when the exporter computed it."""
     shape = weight.shape
-    repeated = len(shape) > 2 and shape[0] == batch and lost_parameters(work, weight.name)
+    repeated = len(shape) > 2 and shape[0] == batch and len(lost_parameters(work, weight.name)) == 1
     return replace(weight, shape=(1, *shape[1:])) if repeated else weight
 
 

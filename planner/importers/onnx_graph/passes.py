@@ -32,6 +32,8 @@ def fold_constant_regions(graph: WorkGraph) -> None:
         plumbing = is_shape or any(name in from_shape for name in node.inputs)
         node.fate = "plumbing" if plumbing else "folded"
         graph.fates[node.fate] += 1
+        if plumbing and not is_shape and _handed_on(node, graph) == node.inputs[0]:
+            graph.identities.append(node.outputs[0])  # such as a state of zeros, expanded to the batch that it has
         for name in node.outputs:
             if name:
                 graph.region[name] = node
@@ -60,7 +62,8 @@ def collapse_aliases(graph: WorkGraph) -> None:
         source = _handed_on(node, graph)
         if source:
             same[node.outputs[0]] = source
-            graph.identities.append(node.outputs[0])
+            if source == node.inputs[0]:
+                graph.identities.append(node.outputs[0])
             graph.fates["plumbing"] += 1
         else:
             kept.append(node)
@@ -211,7 +214,8 @@ def note_lost_weights(graph: WorkGraph) -> None:
     for name in read & set(graph.origins):
         if name in graph.stored and name not in graph.weights and graph.types[name].dtype.is_float:
             for origin in graph.origins[name]:
-                if origin not in known and not BUFFER_NAMES.search(origin):
+                buffer = graph.signature.get(origin, "PARAMETER") != "PARAMETER" or BUFFER_NAMES.search(origin)
+                if origin not in known and not buffer:
                     lost[origin] = name
     for name, weight in graph.weights.items():
         if len(graph.origins.get(name, ())) > 1:
@@ -227,6 +231,21 @@ def note_lost_weights(graph: WorkGraph) -> None:
             "weight-became-constant",
             f"{origin} was computed into the constant {lost[origin]!r} {shape} at export and is not counted as trained",
             lost[origin],
+        )
+
+
+def note_missing_parameters(graph: WorkGraph) -> None:
+    """Parameters that the exporter's signature lists and that the file no longer holds: folded, or dropped as zeros."""
+    held = {*graph.stored, *(weight.label for weight in graph.weights.values())}
+    held.update(origin for name in graph.weights for origin in graph.origins.get(name, ()))
+    missing = [name for name, kind in graph.signature.items() if kind == "PARAMETER" and name not in held]
+    if missing:
+        shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        graph.warn(
+            "parameters-missing",
+            f"{len(missing)} parameters of the module are not in the file and not counted: {shown}; the exporter "
+            "folded them or dropped them as zeros: export with optimize=False",
+            missing[0],
         )
 
 
@@ -296,7 +315,7 @@ def note_missing_biases(graph: WorkGraph) -> None:
     for members in groups.values():
         if any(biased for _, biased in members):
             lost.update((node.outputs[0], None) for node, biased in members if not biased)
-    if lost:
+    if lost and not graph.signature:
         graph.warn(
             "bias-dropped",
             f"{len(lost)} linear layers have no bias although others of their kind do: exporters drop biases that are "

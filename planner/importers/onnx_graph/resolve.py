@@ -7,6 +7,7 @@ so far, then from our rules for operators that ONNX does not know, then from wha
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -22,7 +23,7 @@ from planner.importers.onnx_graph.control_flow import HANDLERS as CONTROL_FLOW
 from planner.importers.onnx_graph.control_flow import call_function, loop_names
 from planner.importers.onnx_graph.inference import Inference, plain_domain
 from planner.importers.onnx_graph.sequences import HANDLERS as SEQUENCES
-from planner.importers.onnx_graph.weights import is_anonymous, is_path
+from planner.importers.onnx_graph.weights import CREATED, is_anonymous, is_path
 from planner.importers.onnx_graph.work import (
     ELEMENT_TYPES,
     MAX_CONSTANT_ELEMENTS,
@@ -87,6 +88,7 @@ class Resolver:
             name or graph.name or "model", self.versions.get("", 0), [], {}, {}, {}, {}, {}, list(names),
             [value.name for value in graph.output], names,
         )  # fmt: skip
+        self.work.from_torch = model.producer_name == "pytorch"
         self.work.types.update(types)
         for axis in assumed:
             message = f"{axis!r} is taken for the batch and as 1: plans search the size that they run (--dim {axis}=N)"
@@ -132,6 +134,10 @@ class Resolver:
 
     def _read_statements(self, graph: onnx.GraphProto) -> None:
         """Read declared types of values, whether they are parameters, and which tensors were folded into them."""
+        for entry in graph.metadata_props:
+            if entry.key.endswith("graph_signature"):
+                self.work.signature.update((name, kind) for kind, name in _SIGNATURE.findall(entry.value))
+        self.work.kinds.update(self.work.signature)
         for value in [*graph.value_info, *graph.output]:
             self.hints[value.name] = value.type
             if value.type.HasField("tensor_type"):
@@ -141,9 +147,18 @@ class Resolver:
                     self.work.kinds[value.name] = entry.value
                 elif entry.key.endswith("folded_from"):
                     names = onnx_nodes.string_list(entry.value)
-                    self.work.origins[value.name] = tuple(name for name in names if is_path(name))
-                    if all(is_anonymous(name) or name in self.work.inputs for name in names):
+                    origins = [name for name in names if is_path(name) or name in self.work.signature]
+                    self.work.origins[value.name] = tuple(origins)
+                    buffers = all(self.work.signature.get(name, "PARAMETER") != "PARAMETER" for name in origins)
+                    given = all(is_anonymous(name) or name in self.work.inputs for name in names)
+                    product = any(map(_PRODUCT.match, (*names, value.name)))
+                    made = buffers or (product and any(map(self._is_made, names)))
+                    if given or (self.work.signature and made):
                         self.work.kinds.setdefault(value.name, "CONSTANT_TENSOR")
+
+    def _is_made(self, name: str) -> bool:
+        """Whether the module makes a tensor and does not train it: a buffer, or what it fills in."""
+        return self.work.signature.get(name, "PARAMETER") != "PARAMETER" or bool(CREATED.match(name))
 
     # -- what handlers use
 
@@ -452,6 +467,12 @@ _DATA = ("float_data", "double_data", "int32_data", "int64_data", "uint64_data")
 
 _ONE_ENTRY = frozenset({DType.FLOAT32, DType.FLOAT64, DType.INT32, DType.INT64, DType.UINT64, DType.BOOL})
 """Types of which each number is one entry there."""
+
+_PRODUCT = re.compile(r"^(linear|matmul|mm|bmm|addmm|einsum|conv(olution)?(\dd)?)(_\d+)?$")
+"""What torch calls the results of products."""
+
+_SIGNATURE = re.compile(r"^\w+: ([A-Z_]+) target='([^']+)'", re.MULTILINE)
+"""A line of torch's export signature: what kind of tensor an input of the exported program is, and its name."""
 
 Handler = Callable[[Resolver, "onnx.NodeProto", Frame], None]
 

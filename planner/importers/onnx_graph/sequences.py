@@ -18,7 +18,7 @@ import numpy as np
 
 from planner.errors import ModelError
 from planner.importers.onnx_graph.nodes import node_label, plain_attributes, subgraphs
-from planner.importers.onnx_graph.work import TensorType, WorkNode
+from planner.importers.onnx_graph.work import Array, TensorType, WorkNode
 
 if TYPE_CHECKING:
     import onnx
@@ -245,7 +245,7 @@ def _bags(node: onnx.NodeProto, makers: Mapping[str, onnx.NodeProto], resolver: 
 
 
 def _outer(names: Iterable[str], makers: Mapping[str, onnx.NodeProto], resolver: Resolver) -> Iterable[str]:
-    """Vectors of integers from outside a body, not fixed in the file, that some names in it are computed from."""
+    """Vectors of integers from outside a body that some names in it are computed from, as limits of bags."""
     stack, seen = list(names), set[str]()
     while stack:
         name = stack.pop()
@@ -253,8 +253,14 @@ def _outer(names: Iterable[str], makers: Mapping[str, onnx.NodeProto], resolver:
             seen.add(name)
             stack += makers[name].input
         kind = resolver.work.types.get(name)
-        if kind is not None and len(kind.shape) == 1 and name not in resolver.work.values:
+        value = resolver.value(name)
+        if kind is not None and len(kind.shape) == 1 and (value is None or _ascends(value)):
             yield name
+
+
+def _ascends(value: Array) -> bool:
+    """Whether a vector begins at 0 and grows, as fixed limits of bags do."""
+    return value.size > 1 and value[0] == 0 and bool((np.diff(value) > 0).all())
 
 
 def _stacked(node: onnx.NodeProto, body: onnx.GraphProto, makers: Mapping[str, onnx.NodeProto]) -> str:

@@ -2,7 +2,8 @@
 
 Exporters store equal tensors once. In a freshly initialised model all zero biases and all unit scales are equal, and
 taken as tied they would forbid every cut and hide parameters; so a vector read by several modules becomes one parameter
-a module. A matrix is equal to another only when it is the same weight: a tie, kept as one parameter.
+a module. So does a matrix where the file shows that its exporter merged equal ones; otherwise it is the same weight: a
+tie, kept as one parameter.
 
 The other way round, an embedding and a head of transposed shape may be stored as two tensors. Nothing in such a file
 says whether the two were one weight. Known model families have conventions, told by the names of the two modules; the
@@ -12,11 +13,11 @@ table below is all that is assumed, and every decision is said in a note.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from planner.graph import Parameter, WeightRead
-from planner.importers.onnx_graph.weights import Use, is_path, module_label, uses
+from planner.importers.onnx_graph.weights import STATISTICS, Use, is_named, is_path, module_label, uses
 from planner.importers.onnx_graph.work import TensorType, WorkGraph, WorkNode
 from planner.operators import Role, rule_of
 
@@ -198,34 +199,30 @@ Key = tuple[str, str, str]
 
 
 def separate_merged(graph: WorkGraph) -> None:
-    """Give each module its own copy of a vector that the exporter stored once for several modules."""
+    """Give each module its own copy of a weight that the exporter stored once for several modules.
+
+    Torch's first exporter names each tensor that it merged because the values were equal; tensors that the modules
+    share keep one name. Where no name tells, vectors are the modules' own; so are matrices that modules of different
+    paths multiply by, as those of layers that were copied, or begin at zero.
+    """
     by_weight: dict[str, list[Use]] = {}
     for use in uses(graph):
         if use.stored in graph.weights:
             by_weight.setdefault(use.stored, []).append(use)
-    shared = {
-        stored: group
-        for stored, group in by_weight.items()
-        if len(group) > 1 and sum(size > 1 for size in graph.types[stored].shape) < 2
-    }
-    if not shared:
-        return
-    producers = graph.producers()
-    partner = _partners(graph)
-    matrices_shared = _matrices_shared(graph, by_weight)
-    merged = added = 0
-    elements = 0
+    key_of = _Keys(graph, by_weight)
+    merged = added = elements = matrices = 0
     replaced: dict[tuple[int, int], dict[str, str]] = {}
-    for stored, group in shared.items():
+    for stored, group in by_weight.items():
         keys: dict[Key, list[Use]] = {}
-        for use in group:
-            keys.setdefault(_key(use, partner, producers, matrices_shared), []).append(use)
+        for use in group if len(group) > 1 else ():
+            keys.setdefault(key_of(use), []).append(use)
         if len(keys) < 2:
             continue
+        owner = stored.rpartition(".")[0]
+        keys = {key: keys[key] for key in sorted(keys, key=lambda key: any(key) and key[0] != owner)}
         merged += 1
-        for i, (key, members) in enumerate(keys.items()):
-            if i == 0:
-                continue
+        matrices += _is_wide(graph, stored)
+        for key, members in list(keys.items())[1:]:
             copy = _copy_weight(graph, stored, key, members[0])
             added += 1
             elements += graph.types[stored].elements
@@ -236,9 +233,15 @@ def separate_merged(graph: WorkGraph) -> None:
     if merged:
         graph.info(
             "merged-parameters",
-            f"{merged} stored vectors serve several modules because their values were equal at export; "
-            f"{added} parameters ({elements} elements) were added so that each module has its own",
+            f"{merged} stored {f'tensors ({matrices} matrices)' if matrices else 'vectors'} serve several modules "
+            f"because their values were equal at export; {added} parameters ({elements} elements) were added so that "
+            "each module has its own",
         )
+
+
+def _is_wide(graph: WorkGraph, name: str) -> bool:
+    """Whether a tensor is no vector: more than one of its dimensions has several entries."""
+    return sum(size > 1 for size in graph.types[name].shape) > 1
 
 
 def _partners(graph: WorkGraph) -> dict[int, str]:
@@ -249,40 +252,88 @@ def _partners(graph: WorkGraph) -> dict[int, str]:
             if role is not Role.MATRIX or slot >= len(node.inputs) or id(node) in partners:
                 continue
             sources = graph.weight_sources.get(node.inputs[slot], ())
-            wide = [name for name in sources if sum(size > 1 for size in graph.types[name].shape) > 1]
+            wide = [name for name in sources if _is_wide(graph, name)]
             if wide:
                 partners[id(node)] = graph.weights[wide[0]].tied_to or wide[0]
     return partners
 
 
-def _matrices_shared(graph: WorkGraph, by_weight: dict[str, list[Use]]) -> bool:
-    """Whether several nodes multiply by the same matrix, as where a layer is applied repeatedly."""
-    for stored, group in by_weight.items():
-        if sum(size > 1 for size in graph.types[stored].shape) > 1:
-            nodes = {id(use.node) for use in group if use.role is Role.MATRIX}
-            if len(nodes) > 1:
-                return True
-    return False
+_MOST_MERGED = 1024
+"""Largest number of elements of tensors that torch's second exporter merges where they are equal."""
 
 
-def _key(use: Use, partner: dict[int, str], producers: dict[str, WorkNode], matrices_shared: bool) -> Key:
-    """Key of the parameter that a use reads: the module, the role, and the matrix it belongs to."""
-    mate = partner.get(id(use.node), "")
-    if not mate and use.role in (Role.ADDED, Role.SCALE):
-        makers = (producers.get(name) for name in use.node.inputs)
-        mate = next((partner[id(maker)] for maker in makers if maker is not None and id(maker) in partner), "")
-    module = use.node.scope.module or ""
-    if use.tensor != use.stored and is_path(use.tensor):
-        return use.tensor, "", ""
-    if not module and not mate and not matrices_shared:
-        return use.node.outputs[0], use.role, ""
-    return module, use.role, mate
+class _Keys:
+    """Tells which parameter a use reads: uses of one stored tensor with equal keys read the same.
+
+    Args:
+        graph: the model.
+        by_weight: uses by stored tensor.
+    """
+
+    def __init__(self, graph: WorkGraph, by_weight: Mapping[str, Sequence[Use]]) -> None:
+        self._graph = graph
+        self._wide = {name for name in by_weight if _is_wide(graph, name)}
+        self._multiplied = {name for name in self._wide if {use.role for use in by_weight[name]} == {Role.MATRIX}}
+        self._modules = {name: {use.node.scope.module for use in group} for name, group in by_weight.items()}
+        self._producers = graph.producers()
+        self._partner = _partners(graph)
+        self._matrices_shared = any(len({id(use.node) for use in by_weight[name]}) > 1 for name in self._multiplied)
+
+    def __call__(self, use: Use) -> Key:
+        """Key of the parameter that a use reads: the module, the role, and the matrix it belongs to."""
+        alias = self._alias(use)
+        if alias != use.stored and is_named(self._graph, alias):
+            return alias, "", ""
+        owner = use.stored.rpartition(".")[0]
+        if use.stored in self._wide:
+            return (self._module(use), use.role, "") if self._may_be_merged(use.stored, owner) else ("", "", "")
+        if not owner and not self._graph.signature and is_named(self._graph, use.stored):
+            return "", "", ""
+        mate = self._partner.get(id(use.node), "")
+        if not mate and use.role in (Role.ADDED, Role.SCALE):
+            makers = (self._producers.get(name) for name in use.node.inputs)
+            mate = next((self._partner[id(m)] for m in makers if m is not None and id(m) in self._partner), "")
+        module = self._module(use)
+        if not module and not mate and not self._matrices_shared:
+            return use.node.outputs[0], use.role, ""
+        return module, use.role, mate
+
+    def _alias(self, use: Use) -> str:
+        """The name under which a use reads the stored tensor: of the Identity next to it, else its own."""
+        stack, seen = [use.tensor], set[str]()
+        while stack:
+            name = stack.pop()
+            node = self._graph.region.get(name)
+            if node is None or name in seen:
+                continue
+            seen.add(name)
+            if node.op == "Identity" and node.inputs[0] == use.stored:
+                return name
+            stack += node.inputs
+        return use.stored
+
+    def _may_be_merged(self, stored: str, owner: str) -> bool:
+        """Whether modules of several paths may have had matrices of their own, of equal values, under one name."""
+        if stored not in self._multiplied or not self._graph.from_torch:
+            return False
+        if not is_named(self._graph, stored):
+            return True
+        small = self._graph.types[stored].elements <= _MOST_MERGED
+        within = any(f"{owner}.".startswith(f"{module}.") for module in self._modules[stored] if module)
+        return bool(self._graph.signature) and small and within
+
+    def _module(self, use: Use) -> str:
+        """The module of a use; `m` for `m_1`, as torch's first exporter calls `m` when it is applied again."""
+        module = use.node.scope.module or ""
+        first = re.sub(r"_\d+$", "", module)
+        known = first == use.stored.rpartition(".")[0] or first in self._modules[use.stored]
+        return first if known and not self._graph.signature else module
 
 
 def _copy_weight(graph: WorkGraph, stored: str, key: Key, use: Use) -> str:
     owner = use.node.scope.module or ""
-    if use.tensor == key[0]:
-        name, label, owner = use.tensor, use.tensor, use.tensor.rpartition(".")[0]
+    if not any(key[1:]):
+        name, label, owner = key[0], key[0], key[0].rpartition(".")[0]
     else:
         name = f"{stored}@{key[0] or key[2]}"
         while name in graph.types:
@@ -290,8 +341,16 @@ def _copy_weight(graph: WorkGraph, stored: str, key: Key, use: Use) -> str:
         label = module_label(use) if owner else name
     graph.types[name] = graph.types[stored]
     graph.stored[name] = None
-    graph.weights[name] = replace(graph.weights[stored], name=name, label=label, module=owner)
+    weight = graph.weights[stored]
+    trainable = weight.trainable and use.role not in STATISTICS and _has_parameters(graph, owner)
+    graph.weights[name] = replace(weight, name=name, label=label, module=owner, trainable=trainable)
     return name
+
+
+def _has_parameters(graph: WorkGraph, module: str) -> bool:
+    """False where the exporter's signature lists none of a module, as of a norm whose scale the exporter filled in."""
+    listed = (name for name, kind in graph.signature.items() if kind == "PARAMETER")
+    return not module or not graph.signature or any(name.startswith(f"{module}.") for name in listed)
 
 
 def _redirect(graph: WorkGraph, replaced: dict[tuple[int, int], dict[str, str]]) -> None:

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
+
 from planner.graph import Parameter
 from planner.importers.onnx_graph.work import WorkGraph, WorkNode
 from planner.operators import Role, rule_of
@@ -29,7 +31,7 @@ BUFFER_NAMES = re.compile(
     r"(inv_freq|freqs_cis|(cos|sin)_cache|(cos|sin)_cached|position_ids|causal_mask|attn_mask|masked_bias|"
     r"num_batches_tracked|relative_position_index|token_type_ids)"
 )
-_CREATED = re.compile(r"^(new_)?(zeros|ones|full|empty|arange|eye|linspace|tril|triu)(_like)?(_\d+)?$")
+CREATED = re.compile(r"^(new_)?(zeros|ones|full|empty|arange|eye|linspace|tril|triu)(_like)?(_\d+)?$")
 """What exporters call a matrix that the model itself creates: an initial state."""
 _LITERAL = re.compile(r".*/Constant(_\d+)?_output_\d+$")
 """What torch calls the result of a Constant node; weights of its modules are never one."""
@@ -43,6 +45,9 @@ _SUFFIX = {
     Role.QUANTIZATION: "scale",
 }
 
+
+STATISTICS = frozenset({Role.MEAN, Role.VARIANCE})
+"""Roles of weights that no gradient trains."""
 
 Origin = tuple[str, Role, bool, bool]
 """A stored tensor behind a constant one: name, role, whether dequantised or its last two axes swapped on the way."""
@@ -183,7 +188,8 @@ def _role_inside(node: WorkNode, slot: int, role: Role) -> Role:
     slot_role = rule.weights.get(slot, Role.OTHER)
     if role is not Role.OTHER and slot_role not in (Role.OTHER, Role.ADDED, Role.SCALE):
         return slot_role
-    return role if node.op in _JOINING else Role.OTHER
+    carries = node.op in _JOINING or (role is Role.MATRIX and rule.differentiable(slot))
+    return role if carries else Role.OTHER
 
 
 def _swaps_last(node: WorkNode, rank: int) -> bool:
@@ -194,7 +200,7 @@ def _swaps_last(node: WorkNode, rank: int) -> bool:
 def _weight(graph: WorkGraph, use: Use) -> Parameter | None:
     name, kind = use.stored, graph.kinds.get(use.stored, "")
     stored = graph.types[name]
-    is_buffer = kind == "BUFFER" or use.role in (Role.MEAN, Role.VARIANCE)
+    is_buffer = kind == "BUFFER" or use.role in STATISTICS
     if kind in ("CONSTANT_TENSOR", "TOKEN", "USER_INPUT") or not stored.shape:
         return None
     was_trained = stored.dtype.is_float and bool(lost_parameters(graph, name))
@@ -212,21 +218,23 @@ def _plausible(graph: WorkGraph, use: Use, is_buffer: bool) -> bool:
     quantised = use.quantized or use.role == Role.QUANTIZATION or rule_of(use.node.op).quantised
     if not stored.dtype.is_float and not (quantised and stored.dtype.value.startswith(("int", "uint"))):
         return False
-    if use.role in (Role.MEAN, Role.VARIANCE):
+    if use.role in STATISTICS:
         return True
-    if BUFFER_NAMES.search(use.stored) or (len(stored.shape) > 1 and _CREATED.match(use.stored)):
+    if BUFFER_NAMES.search(use.stored) or (len(stored.shape) > 1 and CREATED.match(use.stored)):
         return False
-    if _is_filled_in(graph, use.stored):
+    copied = any(graph.types[name].elements == stored.elements for name in _held_origins(graph, use.stored))
+    told = use.stored in graph.kinds or copied or is_path(use.stored)
+    if (graph.signature and not told) or _is_filled_in(graph, use.stored):
         return False
     if rule_of(use.node.op).build is None:
         return not _looks_like_a_mask(graph, use.stored)
     if use.role == Role.OTHER:
-        return is_path(use.stored) and (use.node.op == "Concat" or use.stored.endswith((".weight", ".bias")))
+        return is_named(graph, use.stored) and (use.node.op == "Concat" or use.stored.endswith((".weight", ".bias")))
     vector = sum(size > 1 for size in stored.shape) == 1
     if use.role in (Role.ADDED, Role.SCALE):
-        if is_buffer or _looks_like_a_mask(graph, use.stored):
+        if is_buffer or _looks_made(graph, use):
             return False
-        return vector if not is_path(use.stored) else True
+        return vector or is_named(graph, use.stored)
     if use.role == Role.TABLE:
         return len(stored.shape) >= 2 and not is_buffer
     if use.role == Role.MATRIX and use.node.op in ("MatMul", "Einsum") and len(stored.shape) >= 3:
@@ -237,7 +245,18 @@ def _plausible(graph: WorkGraph, use: Use, is_buffer: bool) -> bool:
 def lost_parameters(graph: WorkGraph, name: str) -> list[str]:
     """Paths of the parameters that an exporter computed a stored tensor from and that the file no longer holds."""
     origins = (origin for origin in graph.origins.get(name, ()) if origin not in graph.stored)
-    return [origin for origin in origins if _TRAINED.search(origin) and not BUFFER_NAMES.search(origin)]
+    return [origin for origin in origins if _was_trained(graph, origin)]
+
+
+def _held_origins(graph: WorkGraph, name: str) -> list[str]:
+    """What an exporter computed a stored tensor from, as far as the file holds it."""
+    return [origin for origin in graph.origins.get(name, ()) if origin in graph.stored]
+
+
+def _was_trained(graph: WorkGraph, origin: str) -> bool:
+    if origin in graph.signature:
+        return graph.signature[origin] == "PARAMETER"
+    return bool(_TRAINED.search(origin)) and not BUFFER_NAMES.search(origin)
 
 
 def _looks_like_a_mask(graph: WorkGraph, name: str) -> bool:
@@ -248,10 +267,31 @@ def _looks_like_a_mask(graph: WorkGraph, name: str) -> bool:
 _MASKED = -1e4
 
 
+def _looks_made(graph: WorkGraph, use: Use) -> bool:
+    """Whether a model works a tensor out and does not train it: a mask, steps of equal width, a nameless divisor."""
+    value = graph.values.get(use.stored)
+    if _looks_like_a_mask(graph, use.stored) or (is_anonymous(use.stored) and use.node.op in ("Sub", "Div")):
+        return True
+    if value is None or value.dtype.kind != "f" or value.size < 4:
+        return False
+    steps = np.diff(value.reshape(-1))
+    even = steps[0] != 0 and bool(np.allclose(steps, steps[0], rtol=1e-4, atol=0.0))
+    return even or set(np.unique(value)) == {0.0, 1.0}
+
+
+def is_named(graph: WorkGraph, name: str) -> bool:
+    """Whether a name is the module's own: a path, or an attribute of the outermost module in a file of torch's."""
+    return is_path(name) or (graph.from_torch and name.isidentifier() and not is_anonymous(name))
+
+
 def _is_filled_in(graph: WorkGraph, name: str) -> bool:
-    """Whether an exporter wrote the tensor for an operand that the module has not: a Constant node of equal numbers."""
-    value = graph.values.get(name) if _LITERAL.match(name) else None
-    return value is not None and bool((value == value.flat[0]).all())
+    """Whether an exporter wrote the tensor for an operand that the module has not: a Constant of a trace, or of equal
+    numbers.
+    """
+    if not _LITERAL.match(name):
+        return False
+    value = graph.values.get(name)
+    return graph.from_torch or (value is not None and bool((value == value.flat[0]).all()))
 
 
 @functools.lru_cache(maxsize=1024)

@@ -87,6 +87,8 @@ class WorkGraph:
     Attributes:
         stored: names of tensors that the file holds: initializers, Constant nodes and constant fills.
         kinds: what the exporter's signature says a stored tensor is: PARAMETER, BUFFER, CONSTANT_TENSOR.
+        from_torch: whether one of torch's exporters wrote the file.
+        signature: what torch's export signature says of each tensor of the module, by name, as in `kinds`.
         origins: for a stored tensor that the exporter computed, the names of what it computed it from.
         values: small known values by tensor name.
         region: for a tensor computed from stored tensors alone, the node that computes it.
@@ -117,6 +119,8 @@ class WorkGraph:
     notes: list[Note] = field(default_factory=list)
     identities: list[str] = field(default_factory=list)
     separated: list[WeightRead] = field(default_factory=list)
+    signature: dict[str, str] = field(default_factory=dict)
+    from_torch: bool = False
 
     def info(self, code: str, message: str, where: str = "") -> None:
         """Record something the user may want to know."""

@@ -16,7 +16,7 @@ import re
 from dataclasses import replace
 
 from planner.graph import DType, Graph, Node, Tensor, TensorKind, per_graph
-from planner.operators.rewriting import PATTERNS, Pattern, Rewrite
+from planner.operators.rewriting import PATTERNS, UNNORMALISED, Pattern, Rewrite
 
 _NORM_NAME = re.compile(r"(^|[._/])(bn\d*|batch_?norm\d*|norm\d*)([._/]|$)", re.IGNORECASE)
 _NAMELESS = re.compile(r"^onnx::Conv_\d+")
@@ -29,7 +29,7 @@ def _unfolded(graph: Graph, index: int) -> Rewrite | None:
     if len(node.inputs) < 3 or not node.inputs[2] or not _shows_a_fold(node):
         return None
     result = graph.tensors[node.outputs[0]]
-    made = replace(result, name=f"{result.name}@unnormalised")
+    made = replace(result, name=f"{result.name}{UNNORMALISED}")
     product = replace(node, key=made.name, inputs=node.inputs[:2], outputs=(made.name,))
     inputs = (made.name, "", node.inputs[2])
     norm = Node(node.key, "BatchNormalization", inputs, node.outputs, {}, node.module, node.name, node.repeat)

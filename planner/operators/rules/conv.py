@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from planner.graph import Node
 from planner.operators.assemble import INT64_BYTES, contraction, keep_extra, keep_inputs, keep_outputs, streaming
+from planner.operators.flow import Flow, along_nests
 from planner.operators.nest import dim_names
 from planner.operators.rules.matmul import rounded
 from planner.operators.site import WEIGHT_AND_BIAS, Role, Rule, Site
@@ -69,7 +71,14 @@ def _channel_bias(site: Site, position: int, image: str = "y..", *, whole: str =
     return site.nest(f"{position}:(g k) -> n (g k) {image}", sizes=sizes, whole=whole, vector_flops=elements)
 
 
-@Rule(weights=WEIGHT_AND_BIAS, window=1, heavy=True).of("Conv", "com.microsoft.FusedConv")
+def _by_sample(flow: Flow, i: int, node: Node) -> None:
+    """The batch is the first dimension: the number of groups, in which a file may have its samples, is fixed."""
+    if any(flow.of(node.inputs[0])[1:2]):
+        raise flow.fail(i, "has a group for each sample, and the file fixes the number of groups")
+    along_nests(flow, i, node)
+
+
+@Rule(weights=WEIGHT_AND_BIAS, travel=_by_sample, window=1, heavy=True).of("Conv", "com.microsoft.FusedConv")
 def conv(site: Site) -> OpSpec:
     """Convolution with groups, strides, dilations and padding."""
     return contraction(site, conv_nest(site, 0, 1), bias=_channel_bias(site, 2))
@@ -89,7 +98,7 @@ def qlinear_conv(site: Site) -> OpSpec:
     return contraction(site, rounded(conv_nest(site, 0, 3)))
 
 
-@Rule(weights=WEIGHT_AND_BIAS, window=1, heavy=True).of("ConvTranspose")
+@Rule(weights=WEIGHT_AND_BIAS, travel=_by_sample, window=1, heavy=True).of("ConvTranspose")
 def conv_transpose(site: Site) -> OpSpec:
     """Transposed convolution: every input element is spread over a window of the result."""
     # a part of the input overlaps its neighbours' results, and padding cuts the ends: space is not split

@@ -142,14 +142,14 @@ def _place(site: Site, nest: LoopNest) -> OpSpec:
     )
 
 
-@Rule(ports=(0, 2), travel=partial(along_nests, broadcast=False), folds=True).of("ScatterND")
+@Rule(ports=(0, 2), travel=partial(along_nests, broadcast=False), folds=True, overlays=True).of("ScatterND")
 def scatter_nd(site: Site) -> OpSpec:
     """Slices of a tensor replaced, each found by a tuple of indices; the indexed dimensions may be split."""
     runs = {"v": site.input(1).shape[-1]}
     return _place(site, site.nest("v.. c.., i.. q, i.. c.. -> v.. c..", runs=runs, coupled="i..", whole="q"))
 
 
-@Rule(ports=(0, 2), travel=partial(along_nests, broadcast=False)).of("ScatterElements", "Scatter")
+@Rule(ports=(0, 2), travel=partial(along_nests, broadcast=False), overlays=True).of("ScatterElements", "Scatter")
 def scatter_elements(site: Site) -> OpSpec:
     """Elements replaced by index along an axis."""
     data = site.input(0)

@@ -8,6 +8,7 @@ from planner.runtime.operators import (
     products,
     recurrent,
     reductions,
+    sampling,
     scans,
     shapes,
 )
@@ -25,6 +26,7 @@ __all__ = [
     "products",
     "recurrent",
     "reductions",
+    "sampling",
     "scans",
     "shapes",
     "torch_type",

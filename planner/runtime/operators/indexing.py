@@ -125,8 +125,9 @@ def _resize(c: Call) -> torch.Tensor:
         or c.attr("exclude_outside", 0)
         or way not in ("half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners")
     ):
-        hint = "export nearest, linear or cubic"
-        raise ModelError(f"Resize by {mode}, {way} has no torch rule", where=c.name, hint=hint)
+        hint = "export nearest, linear or cubic, of all dimensions and without antialiasing"
+        aliased = " with antialiasing" if c.attr("antialias", 0) else ""
+        raise ModelError(f"Resize by {mode}, {way}{aliased} has no torch rule", where=c.name, hint=hint)
     factors = [float(s) for s in scales.tolist()] if scales is not None and scales.numel() else []
     sizes = sizes or [int(n * f) for n, f in zip(x.shape, factors, strict=True)]
     rounding = "floor" if c.op == "Upsample" else c.attr("nearest_mode", "round_prefer_floor")

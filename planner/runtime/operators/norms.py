@@ -61,7 +61,7 @@ def _skip_rms_norm(c: Call) -> list[torch.Tensor | None]:
 @rule("BatchNormalization")
 def _batch_norm(c: Call) -> list[torch.Tensor]:
     x, momentum, eps = c[0], c.attr("momentum", 0.9), c.attr("epsilon", 1e-5)
-    mean, var = c[3], c[4]
+    mean, var = c[3].detach(), c[4].detach()  # a file may store them with scale and bias, where they are equal
     if not c.attr("training_mode", 0):
         return [F.batch_norm(x, mean, var, c[1], c[2], False, 0.0, eps)]
     y, now, _ = torch.native_batch_norm(x, c[1], c[2], None, None, True, 0.0, eps)

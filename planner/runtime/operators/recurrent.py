@@ -101,17 +101,3 @@ def _recurrent(c: Call) -> list[torch.Tensor]:
     ]
     cells = [cell for _, _, cell in done if cell is not None]
     return [*results, torch.stack(cells)] if cells else results
-
-
-@rule("DFT")
-def _fourier(c: Call) -> torch.Tensor:
-    if c.attr("inverse", 0) and c.attr("onesided", 0):
-        raise ModelError("DFT back from one side has no torch rule", where=c.name, hint="export both sides")
-    axis = (c.ints(2) or [int(c.attr("axis", 1 if c.opset < 20 else -2))])[0] % c[0].dim()
-    length = (c.ints(1) or [c[0].shape[axis]])[0]
-    x = c[0] if c[0].shape[-1] == 2 else torch.cat([c[0], torch.zeros_like(c[0])], -1)
-    z = torch.view_as_complex(x.contiguous())
-    z = torch.fft.ifft(z, length, axis) if c.attr("inverse", 0) else torch.fft.fft(z, length, axis)
-    if c.attr("onesided", 0):
-        z = z.narrow(axis, 0, length // 2 + 1)
-    return torch.view_as_real(z)

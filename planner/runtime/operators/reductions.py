@@ -55,12 +55,14 @@ def _extreme_place(c: Call) -> torch.Tensor:
     return x.argmax(axis, keepdim=keep)
 
 
-@rule("CumSum")
-def _cumulative_sum(c: Call) -> torch.Tensor:
-    axis = (c.ints(1) or [0])[0]
+@rule("CumSum", "CumProd")
+def _cumulative(c: Call) -> torch.Tensor:
+    axis, sums = (c.ints(1) or [0])[0], c.op == "CumSum"
     x = c[0].flip(axis) if c.attr("reverse", 0) else c[0]
-    y = x.cumsum(axis).to(x.dtype)
-    y = y - x if c.attr("exclusive", 0) else y
+    if c.attr("exclusive", 0):
+        first = torch.full_like(x.narrow(axis, 0, 1), 0 if sums else 1)
+        x = torch.cat([first, x.narrow(axis, 0, x.shape[axis] - 1)], axis)
+    y = (x.cumsum(axis) if sums else x.cumprod(axis)).to(x.dtype)
     return y.flip(axis) if c.attr("reverse", 0) else y
 
 
