@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.graph import Graph, blocks, build_chain, crossing_bytes, depth_first_order, layer_of, side_nodes, structural_hash
+from planner.graph import (
+    Graph,
+    blocks,
+    build_chain,
+    crossing_bytes,
+    depth_first_order,
+    layer_of,
+    side_nodes,
+    structural_hash,
+)
 from tests.graph import make_graph
 
 
