@@ -290,7 +290,8 @@ def _join(seconds: np.ndarray, sent: np.ndarray, following: np.ndarray) -> None:
             part = slice(start, start + size)
             if not before[after[part]].any():
                 continue
-            through = step_s[part, :, None] + seconds[after[part]]
+            through = seconds[after[part]]
+            through += step_s[part, :, None]
             least = through.min(axis=1)
             i, j = np.nonzero(least < seconds[part] * (1 - _ROUNDING))
             step, shorter = through[i, :, j].argmin(axis=1), least[i, j]
