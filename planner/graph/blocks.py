@@ -16,9 +16,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.errors import ModelError
-from planner.graph.types import Graph, TensorKind
+from planner.graph.types import Graph, TensorKind, per_graph
 
-DEFAULT_MAX_BLOCKS = 160
+MAX_BLOCKS = 160
+"""About the most blocks of a chain."""
+
 _BROADCAST_LAYERS = 3
 _LAYER = re.compile(r"^(.*?(?:^|\.)\d+)(?:\.|$)")
 
@@ -126,8 +128,9 @@ def layer_of(module: str) -> str:
     return match.group(1) if match else module
 
 
-def build_chain(graph: Graph, *, max_blocks: int = DEFAULT_MAX_BLOCKS) -> Chain:
-    """Contract a graph to a chain of at most about `max_blocks` blocks.
+@per_graph
+def build_chain(graph: Graph) -> Chain:
+    """Contract a graph to a chain of at most about `MAX_BLOCKS` blocks.
 
     A cut may lie where a single tensor crosses (tensors that three or more layers read do not count, their bytes do: an
     encoder's output, a position bias), and, inside long stretches without such a place, between two layers. Of the cuts
@@ -141,7 +144,7 @@ def build_chain(graph: Graph, *, max_blocks: int = DEFAULT_MAX_BLOCKS) -> Chain:
     if not order:
         raise ModelError("no operator computes anything of the input", where=graph.name, hint="check the export")
     layers = _layers_along(graph, order)
-    cuts = _choose_cuts(graph, order, layers, max_blocks)
+    cuts = _choose_cuts(graph, order, layers)
     bounds = [0, *cuts, len(order)]
     members = [tuple(order[a:b]) for a, b in itertools.pairwise(bounds) if b > a]
     sides = [_side_of(graph, nodes, side) for nodes in members]
@@ -165,7 +168,7 @@ def _layers_along(graph: Graph, order: Sequence[int]) -> list[str]:
     return layers
 
 
-def _choose_cuts(graph: Graph, order: Sequence[int], layers: Sequence[str], max_blocks: int) -> list[int]:
+def _choose_cuts(graph: Graph, order: Sequence[int], layers: Sequence[str]) -> list[int]:
     spans = lifetimes(graph, order)
     count = np.zeros(len(order) + 2)
     position = {node: at for at, node in enumerate(order)}
@@ -182,10 +185,10 @@ def _choose_cuts(graph: Graph, order: Sequence[int], layers: Sequence[str], max_
     allowed = count <= 1
     allowed |= _inside_long_stretches(allowed, changes, heavy_before)
     cuts = _lightest_between_weights(np.flatnonzero(allowed), heavy_before, size, changes & owners)
-    if len(cuts) + 1 > max_blocks:
+    if len(cuts) + 1 > MAX_BLOCKS:
         between_layers = {int(heavy_before[p]) for p in np.flatnonzero(changes)}
         cuts = [p for p in cuts if int(heavy_before[p]) in between_layers] or cuts
-    while len(cuts) + 1 > max_blocks:
+    while len(cuts) + 1 > MAX_BLOCKS:
         cuts = cuts[1::2]
     return cuts
 

@@ -163,8 +163,6 @@ class ReshardTable:
         item_bytes: bytes of an element.
         layouts: all layouts, in a fixed order.
         index: position of each layout.
-        seconds: float64 [layouts, layouts], from row to column; inf where no sequence leads there.
-        sent_bytes: bytes that a rank sends during the change, same shape.
         elements: int64 [layouts], elements of the largest piece that a rank holds.
     """
 
@@ -176,8 +174,21 @@ class ReshardTable:
         self._skeleton = _skeleton(self.layouts, mesh.sizes)
         self.index = self._skeleton.index
         self.elements = self._sizes()
-        changes = _changes(mesh, self._skeleton, item_bytes, tuple(self.elements.tolist()))
-        self.seconds, self.sent_bytes, self._direct, self._following = changes
+
+    @functools.cached_property
+    def _changes(self) -> _Changes:
+        """Worked out when a change is asked for: of most tensors under a floor only the pieces are."""
+        return _changes(self.mesh, self._skeleton, self.item_bytes, tuple(self.elements.tolist()))
+
+    @property
+    def seconds(self) -> np.ndarray:
+        """float64 [layouts, layouts], from row to column; inf where no sequence leads there."""
+        return self._changes[0]
+
+    @property
+    def sent_bytes(self) -> np.ndarray:
+        """Bytes that a rank sends during each change, [layouts, layouts]."""
+        return self._changes[1]
 
     def position(self, layout: TensorLayout) -> int:
         """Index of a layout.
@@ -204,10 +215,10 @@ class ReshardTable:
             raise UsageError(
                 f"no change leads from {layout_text(before)} to {layout_text(after)}", hint="replicate first"
             )
-        result = []
+        result, (_, _, direct, following) = [], self._changes
         while i != j:
-            k = int(self._following[i, j])
-            kind, axes = self._skeleton.moves[self._direct[i, k]][:2]
+            k = int(following[i, j])
+            kind, axes = self._skeleton.moves[direct[i, k]][:2]
             result.append(self._step(kind, axes, i, k))
             i = k
         return tuple(result)
@@ -257,17 +268,37 @@ def _changes(mesh: Mesh, skeleton: _Skeleton, item_bytes: float, elements: tuple
     return fastest_s, sent_bytes, direct, following
 
 
+_AT_ONCE = 1 << 18
+"""Entries of the tables that `_join` works on at once, so that they stay in a processor's cache."""
+
+
 def _join(seconds: np.ndarray, sent: np.ndarray, following: np.ndarray) -> None:
-    """All-pairs shortest paths by Floyd and Warshall, a row and a column at a time: O(layouts ** 3) in numpy."""
-    limit_s, count = seconds * (1 - _ROUNDING), len(seconds)
-    through, shorter = np.empty_like(seconds), np.empty(seconds.shape, dtype=bool)
-    for k in range(count):
-        np.less(np.add(seconds[:, k, None], seconds[k], out=through), limit_s, out=shorter)
-        i, j = np.divmod(np.flatnonzero(shorter), count)
-        seconds[i, j] = through[i, j]
-        limit_s[i, j] = seconds[i, j] * (1 - _ROUNDING)
-        sent[i, j] = sent[i, k] + sent[k, j]
-        following[i, j] = following[i, k]
+    """All-pairs shortest paths by Bellman and Ford, many layouts at a time, until none gets nearer to another.
+
+    A layout has few direct steps, and few steps lead anywhere: O(layouts ** 2) for each step of a layout and of a path.
+    """
+    count, direct = len(seconds), np.isfinite(seconds)
+    np.fill_diagonal(direct, False)
+    degree = int(direct.sum(axis=1).max())
+    after = np.argsort(~direct, axis=1, kind="stable")[:, :degree]
+    rows = np.arange(count)[:, None]
+    step_s, step_sent = np.where(direct[rows, after], seconds[rows, after], math.inf), sent[rows, after]
+    size, changed = max(1, _AT_ONCE // max(1, degree * count)), np.full(count, degree > 0)
+    while changed.any():
+        before, changed = changed, np.zeros(count, dtype=bool)
+        for start in range(0, count, size):
+            part = slice(start, start + size)
+            if not before[after[part]].any():
+                continue
+            through = seconds[after[part]]
+            through += step_s[part, :, None]
+            least = through.min(axis=1)
+            i, j = np.nonzero(least < seconds[part] * (1 - _ROUNDING))
+            step, shorter = through[i, :, j].argmin(axis=1), least[i, j]
+            i += start
+            seconds[i, j], following[i, j] = shorter, after[i, step]
+            sent[i, j] = step_sent[i, step] + sent[after[i, step], j]
+            changed[i] = True
 
 
 @functools.lru_cache(maxsize=4096)

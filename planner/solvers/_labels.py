@@ -208,7 +208,8 @@ class LabelSearch:
         context = columns["context"][first : self.states]
         at = self._contexts.at[context] - r
         useful = columns["promise"][first : self.states] <= r
-        useful &= self._contexts.follows[o, context] & np.isfinite(relaxed.delay_s[i, at])
+        behind = columns["stages"][first : self.states] + 1
+        useful &= self._contexts.follows[o, context] & np.isfinite(relaxed.before(i, at, behind).delay_s)
         if problem.max_stages:
             useful &= columns["stages"][first : self.states] < problem.max_stages
         if len(problem.stage_counts):
@@ -229,7 +230,7 @@ class LabelSearch:
         if i == 0 and len(problem.tied_s):
             end = end + np.where(position < problem.blocks, problem.tied_s[columns["tied"][rows], o, at], 0.0)
         least = self._objective.prepended_bound(self._suffix(rows), work + self._prices.transfer_s[o, at, i], forward)
-        bound = self._objective.bound_s(least, relaxed.before(i, at))
+        bound = self._objective.bound_s(least, relaxed.before(i, at, columns["stages"][rows] + 1))
         (good,) = (bound < self._cutoff_s).nonzero()
         return tuple(column[good] for column in (rows, at, forward, work, end)) if len(good) else None
 
@@ -264,7 +265,8 @@ class LabelSearch:
         )
         last = columns["position"][rows] == problem.blocks
         tied = np.where(last, problem.tied_class[o], columns["tied"][rows])
-        before, batches = self._relaxation.before(i, at), []
+        stages, batches = columns["stages"][rows] + 1, []
+        before = self._relaxation.before(i, at, stages)
         grown = self._objective.prepended(self._suffix(rows), stage, columns["promise"][rows], before, self._counts)
         for promise, suffix, useful in grown:
             bound = self._objective.bound_s(suffix, before)
@@ -279,7 +281,7 @@ class LabelSearch:
                         end_s=suffix.end_s[good],
                         promise=np.full(len(good), promise),
                         passing=problem.passing[o, passing[good]],
-                        stages=columns["stages"][rows[good]] + 1,
+                        stages=stages[good],
                         tied=tied[good],
                         parent=rows[good],
                         option=np.full(len(good), o),

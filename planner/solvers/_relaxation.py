@@ -25,11 +25,12 @@ from planner.space.ranges import StageNeeds, first_true
 
 @dataclass(frozen=True, eq=False)
 class Relaxation:
-    """Lower bounds on blocks 0..p-1 on devices 0..a-1, float64 [n + 1, W + 1]; infinite if no decision passes (p, a).
+    """Lower bounds on blocks 0..p-1 on devices 0..a-1, float64 [C, n + 1, W + 1]; infinite if nothing passes (p, a).
 
     Attributes:
         objective: the time that is bounded.
-        path_s, delay_s, slowest_s: its parts, see `Prefix`.
+        path_s, delay_s, slowest_s: its parts, see `Prefix`, by the number of stages behind the cut; C is 1 where the
+            bounds hold for any number of stages.
     """
 
     objective: Objective
@@ -40,11 +41,12 @@ class Relaxation:
     @property
     def bound_s(self) -> float:
         """Lower bound on the objective of any decision; infinite if none is left."""
-        return float(self.objective.total_s(self.delay_s[-1, -1], self.slowest_s[-1, -1]))
+        return float(self.objective.total_s(self.delay_s[0, -1, -1], self.slowest_s[0, -1, -1]))
 
-    def before(self, i: int, at: np.ndarray) -> Prefix:
-        """Bounds on the stages before block i on devices 0..a-1, for each a in `at`."""
-        return Prefix(self.path_s[i, at], self.delay_s[i, at], self.slowest_s[i, at])
+    def before(self, i: int, at: np.ndarray, behind: np.ndarray) -> Prefix:
+        """Bounds on the stages before block i on devices 0..a-1, for each a in `at` with so many stages behind it."""
+        key = np.minimum(behind, len(self.delay_s) - 1), i, at
+        return Prefix(self.path_s[key], self.delay_s[key], self.slowest_s[key])
 
 
 def band(problem: StageProblem, objective: Objective, cutoff_s: float) -> tuple[np.ndarray, np.ndarray]:
@@ -63,11 +65,37 @@ def band(problem: StageProblem, objective: Objective, cutoff_s: float) -> tuple[
     return devices(before), problem.slice_devices - devices(after)
 
 
+_MOST_COUNTED = 4_000_000
+"""Most entries of a table of bounds by number of stages; where there were more, bounds hold for any number."""
+
+
 def relax(problem: StageProblem, prices: StagePrices, objective: Objective, cutoff_s: float) -> Relaxation:
-    """Bounds for decisions faster than the cutoff; O(R n^2 W) at most, far less under a tight cutoff."""
+    """Bounds for decisions faster than the cutoff; O(R n^2 W C) at most, far less under a tight cutoff.
+
+    Stages are counted where the problem allows certain numbers of them and these do not follow from the devices, which
+    they do if all stages have equally many.
+    """
+    free, counts = _relaxed(problem, prices, objective, cutoff_s, 0), problem.stage_counts
+    size = (int(counts.max(initial=0)) + 1) * free.delay_s.size
+    if not len(counts) or size > _MOST_COUNTED or len(np.unique(problem.replicas)) == 1 or free.bound_s >= cutoff_s:
+        return free
+    by_count = _relaxed(problem, prices, objective, cutoff_s, int(counts[-1]))
+
+    def behind(least: np.ndarray) -> np.ndarray:
+        left = (least[counts[counts >= stages] - stages].min(axis=0) for stages in range(len(least)))
+        return np.stack(list(left))
+
+    return Relaxation(objective, behind(by_count.path_s), behind(by_count.delay_s), behind(by_count.slowest_s))
+
+
+def _relaxed(
+    problem: StageProblem, prices: StagePrices, objective: Objective, cutoff_s: float, count: int
+) -> Relaxation:
+    """Bounds by the number of stages before each cut, up to `count`; for any number if it is 0."""
     n, width = problem.blocks, problem.slice_devices
-    parts = Prefix(*(np.full((n + 1, width + 1), np.inf) for _ in range(3)))
-    parts.path_s[0] = parts.delay_s[0] = parts.slowest_s[0] = 0.0
+    parts = Prefix(*(np.full((count + 1, n + 1, width + 1), np.inf) for _ in range(3)))
+    for part in (parts.path_s, parts.delay_s, parts.slowest_s):
+        part[0, 0] = 0.0
     fewest, most = band(problem, objective, cutoff_s)
     stops = longest(problem, objective, cutoff_s)
     pruning = _Pruning(objective, most, most_passing(problem.replicas, problem.passing, width), stops, cutoff_s)
@@ -75,7 +103,7 @@ def relax(problem: StageProblem, prices: StagePrices, objective: Objective, cuto
     most_stages, fewest_stages = problem.max_stages or n, np.full(n + 1, n)
     fewest_stages[0] = 0
     for i in range(n):
-        live = np.flatnonzero(np.isfinite(parts.delay_s[i]))
+        live = np.flatnonzero(np.isfinite(parts.delay_s[: count or 1, i]).any(axis=0))
         live = live[(live >= fewest[i]) & (live <= most[i])]
         if len(live) and fewest_stages[i] < most_stages:
             nearest = i + 1 if fewest_stages[i] + 1 < most_stages else n
@@ -151,7 +179,8 @@ def _extend(
 ) -> None:
     """Extend the bounds by all stages that begin with block i, for some options.
 
-    `ends` is i and the nearest end (exclusive) that a stage may have. Arrays have shape [options, places, stops].
+    `ends` is i and the nearest end (exclusive) that a stage may have. Arrays have shape [options, places, stops], where
+    they depend on the stages before with the number of these in front.
     """
     i, nearest = ends
     low, width = int(live[0]), problem.slice_devices
@@ -173,7 +202,11 @@ def _extend(
         end = end + np.where(several, prices.tied_s[o, at][..., None], 0.0)
     receive, back, transfer = (t[o, at, i][..., None] for t in (prices.receive_s, prices.return_s, prices.transfer_s))
     places = slice(low, high + 1)
-    before = Prefix(*(part[i, places][:, None] for part in (parts.path_s, parts.delay_s, parts.slowest_s)))
+    one_more = min(1, len(parts.delay_s) - 1)
+    numbers = np.flatnonzero(np.isfinite(parts.delay_s[: len(parts.delay_s) - one_more, i]).any(axis=1))
+    old = slice(numbers[0], numbers[-1] + 1)
+    new = slice(old.start + one_more, old.stop + one_more)
+    before = Prefix(*(p[old, i, places][:, None, :, None] for p in (parts.path_s, parts.delay_s, parts.slowest_s)))
     later_s = (problem.least_s[-1] - problem.least_s[nearest : stop + 1])[None, :]
     fits = np.isfinite(work + transfer)
     work, transfer = np.where(fits, work, 0.0), np.where(fits, transfer, 0.0)
@@ -197,12 +230,12 @@ def _extend(
     if beaten.all():
         return
     path = before.path_s + stage.forward_s
-    for old, new in ((parts.path_s, path), (parts.delay_s, delay), (parts.slowest_s, slowest)):
-        least = np.where(beaten, np.inf, new)
+    for known, seconds in ((parts.path_s, path), (parts.delay_s, delay), (parts.slowest_s, slowest)):
+        least = np.where(beaten, np.inf, seconds)
         for count in np.unique(r).tolist():
             room = max(0, min(high, width - count) - low + 1)
-            target = old[nearest : stop + 1, low + count : low + count + room]
-            np.minimum(target, least[r == count, :room].min(axis=0).T, out=target)
+            target = known[new, nearest : stop + 1, low + count : low + count + room]
+            np.minimum(target, least[:, r == count, :room].min(axis=1).swapaxes(1, 2), out=target)
 
 
 _ROUNDING = 1e-9

@@ -151,7 +151,7 @@ class _Search:
         priced, slower_s = self.known.price(self._sizes, self._costs_for, self._cluster, trivial)
         self._account.lower(slower_s)
         held = not self._closed_form_job.schedules or state_fits(priced[0], self._cluster, self._job)
-        first = self._try_even_splits(priced, trivial) if held else []
+        first = self._even_splits(priced, trivial) if held else []
         for candidate in trivial.candidates():
             if candidate.evaluation.feasible:
                 self._candidates.add(candidate.decision, candidate.evaluation, play=self._thorough)
@@ -209,20 +209,13 @@ class _Search:
             return infeasible(costs, self._cluster, self._job, self._costs_for)
         return self._shapes.error(priced[-1].micro_batch if len(priced) < len(self._sizes) else 0)
 
-    def _try_even_splits(self, priced: list[BlockCosts], trivial: TrivialPlans) -> list[BlockCosts]:
-        """Price even tensor parallel splits if no trivial plan is near balanced compute; return their costs."""
-        priced_splits: list[BlockCosts] = []
-        if self._shardings is None or not priced or not self._closed_form_job.schedules or self._beside:
-            return priced_splits
-        near_s = NEAR * min(self._job.global_batch / c.micro_batch * compute_s(c) for c in priced)
-        for size in self._sizes[:MAX_SIZES_TRIED]:
-            if trivial.best_s() <= near_s / self._formulator.devices():
-                break
-            for costs in self._shardings.even_split(size):
-                self.known.add(size, [costs])
-                trivial.add_sharded(costs)
-                priced_splits.append(costs)
-        return priced_splits
+    def _even_splits(self, priced: list[BlockCosts], trivial: TrivialPlans) -> list[BlockCosts]:
+        """Costs of even tensor parallel splits, priced if no trivial plan is near balanced compute."""
+        if not priced or not self._closed_form_job.schedules or self._beside:
+            return []
+        least_s = min(self._job.global_batch / c.micro_batch * compute_s(c) for c in priced)
+        near_s = NEAR * least_s / self._formulator.devices()
+        return self.known.even_splits(self._sizes[:MAX_SIZES_TRIED], near_s, trivial)
 
     def _floors(self) -> Floors:
         """Floors of shardings with their keys, by micro-batch size, as far as their sizes may beat the best time."""

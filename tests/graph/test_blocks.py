@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import networkx as nx
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.graph import Graph, build_chain, crossing_bytes, depth_first_order, layer_of, side_nodes, structural_hash
+from planner.graph import (
+    Graph,
+    blocks,
+    build_chain,
+    crossing_bytes,
+    depth_first_order,
+    layer_of,
+    side_nodes,
+    structural_hash,
+)
 from tests.graph import make_graph
 
 
@@ -81,11 +91,12 @@ def test_between_two_weights_the_cut_takes_the_smallest_tensor_and_the_latest_of
     assert build_chain(graph).crossing == ((), ("q",), ())
 
 
-def test_too_many_blocks_are_merged_to_layers() -> None:
+def test_too_many_blocks_are_merged_to_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "MAX_BLOCKS", 12)
     lines = ["[l.0] h0 = MatMul(x, w0)"]
     for i in range(1, 40):
         lines.append(f"[l.{i // 4}] h{i} = MatMul(h{i - 1}, w{i})")
-    chain = build_chain(make_graph(lines), max_blocks=12)
+    chain = build_chain(make_graph(lines))
     assert [b.name for b in chain.blocks] == [f"l.{i}" for i in range(10)]
 
 

@@ -12,6 +12,10 @@ from hypothesis import strategies as st
 
 from planner.hardware import Cluster
 from planner.solvers import Solution, chain_dp
+from planner.solvers._objectives import ClosedForm, LongestChain
+from planner.solvers._relaxation import Relaxation, relax
+from planner.solvers._stages import stage_prices
+from planner.solvers.critical_path import critical_s
 from planner.solvers.diagnosis import least_memory_factor
 from planner.space import BlockCosts, Formulator, Job, StageProblem, evaluate
 from planner.space.configuration import Structure
@@ -218,6 +222,34 @@ def test_slower_in_all_things_is_slower_by_that_factor(seed: int, factor: float)
     )
     scaled = optimum(slower, dataclasses.replace(machine, levels=levels), job)
     assert scaled == pytest.approx(factor * optimum(costs, machine, job), rel=1e-9)
+
+
+def relaxed(costs: BlockCosts, machine: Cluster, job: Job, objective: ClosedForm | LongestChain) -> Relaxation:
+    problem = Formulator(machine, job).problem(costs, copies=1, schedule="1f1b", zero=0)
+    return relax(problem, stage_prices(problem), objective, math.inf)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(0, 10**6), st.sets(st.integers(1, 4), min_size=1, max_size=2))
+def test_bounds_of_certain_numbers_of_stages_are_bounds(seed: int, counts: set[int]) -> None:
+    costs, machine, job = random_instance(seed)
+    limited = dataclasses.replace(job, pipeline_stages=tuple(sorted(counts)))
+    problem = Formulator(machine, limited).problem(costs, copies=1, schedule="1f1b", zero=0)
+    decisions = [(d, evaluate(costs, machine, limited, d)) for d in brute_force.decisions(problem)]
+    feasible = [(d, e) for d, e in decisions if e.feasible]
+    for objective, time_of in ((ClosedForm(), lambda _, e: e.iteration_s), (LongestChain(), critical_s)):
+        bound_s = relaxed(costs, machine, limited, objective).bound_s
+        assert bound_s <= min((time_of(*each) for each in feasible), default=math.inf) * (1 + 1e-9)
+        assert bound_s >= relaxed(costs, machine, job, objective).bound_s * (1 - 1e-9)
+
+
+def test_bound_counts_the_transfers_between_three_stages() -> None:
+    # One micro-batch waits 1 s in each direction at every boundary; a single stage on all devices never does.
+    costs = chain([1.0] * 8, boundary=1e9)
+    machine, job = cluster((4,), (1e9,)), Job(global_batch=16, precision="fp32", micro_batches=(1,))
+    waiting = relaxed(costs, machine, dataclasses.replace(job, pipeline_stages=(3,)), ClosedForm())
+    assert waiting.delay_s[0, -1, -1] == pytest.approx(8 * 3.0 + 2 * 2.0)
+    assert relaxed(costs, machine, job, ClosedForm()).delay_s[0, -1, -1] == pytest.approx(8 * 3.0)
 
 
 def test_equal_blocks_give_the_textbook_pipeline() -> None:
