@@ -43,7 +43,16 @@ from planner.space.pricer import Pricer as Pricer
 from planner.space.recompute_choices import recomputed_modules
 from planner.space.timing import played_s
 from planner.space.types import Job, Structure
-from planner.systems.backends import ANY, Backend, able, backends_of, contradiction, distinct, within_limits
+from planner.systems.backends import (
+    ANY,
+    Backend,
+    able,
+    backends_of,
+    contradiction,
+    distinct,
+    settled_for,
+    within_limits,
+)
 from planner.systems.backends.needs import lacks, running
 
 Progress = Callable[[int, int, float, float], None]
@@ -115,26 +124,16 @@ def plan(
     own = _own_orders(orders)
     check_devices(cluster, job.devices)
     job = job if own is None else dataclasses.replace(job, schedules=(own.name,))
-    best = settled(job, cluster)
+    settled(job, cluster)  # its errors come first
     if job.assume_dropout and not job.dropout:
         raise JobError("dropout masks are both assumed and left out", hint="set dropout, or not assume_dropout")
     backends, reason = _backends(graph, job, own)
-    task = _Task(graph, cluster, _in_own_precision(best, job, backends, cluster), own, progress, strict_ops, provenance)
+    task = _Task(graph, cluster, settled_for(job, backends, cluster), own, progress, strict_ops, provenance)
     if not backends:
         _know_usual(task)
         free_plan = task.assemble(task.explained(task.search))
         return seal(dataclasses.replace(free_plan, free_choice=FreeChoice(reason=reason))) if reason else free_plan
     return _in_any_precision(task, backends)
-
-
-def _in_own_precision(best: Job, job: Job, backends: Sequence[Backend], cluster: Cluster) -> Job:
-    """The job, settled; in a framework's own precision where none is given and none of them trains in the best one."""
-    if job.precision or not backends or any(backend.trains_in(best.precision) for backend in backends):
-        return best
-    for name in backends[0].formats:
-        with contextlib.suppress(JobError):
-            return settled(dataclasses.replace(job, precision=name), cluster)
-    return best
 
 
 def _in_any_precision(task: _Task, backends: Sequence[Backend]) -> Plan:

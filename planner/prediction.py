@@ -50,7 +50,7 @@ from planner.space.terms import TermCache
 from planner.space.timing import MOST_MICRO_BATCHES, played_s
 from planner.space.types import BlockCosts, Evaluation, Job, MemoryBytes
 from planner.space.workers import pipeline_of
-from planner.systems.backends import backends_of, structure_of
+from planner.systems.backends import backends_of, settled_for, structure_of
 
 _FOLLOWED = ("devices", "forbid")
 """Limits that say what there is, not what is decided."""
@@ -174,9 +174,9 @@ def predict(
     Args:
         graph: the model (`load_graph`).
         cluster: the hardware (`load_cluster`).
-        job: global batch, precision, optimizer and memory options, devices that may be used, splits that are forbidden,
-            frameworks as whose layers operators are shared (`backends`); its other limits are not read. Its headroom is
-            reported, and nothing is refused for it.
+        job: global batch, precision (else that of its frameworks), optimizer and memory options, devices that may be
+            used, splits that are forbidden, frameworks as whose layers operators are shared (`backends`); its other
+            limits are not read. Its headroom is reported, and nothing is refused for it.
         configuration: by its degrees, in full, or of a plan. A plan's shardings are taken where it is for this model;
             of a configuration without them, `sharding` must be 0.
         fewest_weights: take the fastest of the ways to share operators that leave the fewest weights on a rank
@@ -189,8 +189,9 @@ def predict(
         UsageError: no schedule has the name.
         ModelError: the model's batch cannot be set to the micro-batch.
     """
-    headroom = settled(job, cluster).headroom
-    shared = structure_of(backends_of(job)) if job.backends else UNRESTRICTED
+    backends = backends_of(job) if job.backends else ()
+    job = settled_for(job, backends, cluster)
+    headroom, shared = job.headroom, structure_of(backends) if backends else UNRESTRICTED
     job = dataclasses.replace(
         _with_decided_formats(without_limits(job, cluster), configuration, cluster),
         headroom=0.0,

@@ -7,6 +7,7 @@ True
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,11 +17,13 @@ from planner.costs.precision import precision
 from planner.errors import JobError, Problem
 from planner.graph import Chain, Graph
 from planner.graph.blocks import build_chain, layer_of
+from planner.hardware.types import Cluster
 from planner.plans.readings import is_decoder, kinds_of_layers
 from planner.plans.types import Requirement
 from planner.registry import Registry
 from planner.sharding import attention_heads
 from planner.space.job_options import given
+from planner.space.jobs import settled
 from planner.space.layers import layers_of_choice
 from planner.space.recompute_choices import recomputed_modules
 from planner.space.types import Job, Structure
@@ -201,6 +204,21 @@ def backends_of(job: Job) -> tuple[Backend, ...]:
             raise JobError(f"a plan for {ANY} is for no framework by name", hint=f"leave out {ANY}, or all others")
         return ()
     return tuple(BACKENDS.get(name) for name in dict.fromkeys(job.backends or usual_backends()))
+
+
+def settled_for(job: Job, backends: Sequence[Backend], cluster: Cluster) -> Job:
+    """The job, settled; in a framework's own precision where none is given and none of them trains in the best one.
+
+    Raises:
+        JobError, UsageError: as of `settled`.
+    """
+    best = settled(job, cluster)
+    if job.precision or not backends or any(backend.trains_in(best.precision) for backend in backends):
+        return best
+    for name in backends[0].formats:
+        with contextlib.suppress(JobError):
+            return settled(dataclasses.replace(job, precision=name), cluster)
+    return best
 
 
 def distinct(backends: Sequence[Backend], job: Job) -> tuple[Backend, ...]:
