@@ -144,7 +144,7 @@ def test_a_search_that_begins_with_a_decision_is_no_slower() -> None:
     assert begun.certificate.bound_s <= known.simulated_s
 
 
-@pytest.mark.parametrize("devices", [4, 6])
+@pytest.mark.parametrize("devices", [3, 4])
 def test_a_search_beside_a_known_plan_bounds_all_plans_and_shows_no_trivial_ones(devices: int) -> None:
     machine, job = cluster((devices,), (1e4,)), Job(12, precision="fp32", micro_batches=(1,), schedules=("1f1b",))
     known = search(PLAIN, machine, dataclasses.replace(job, recompute="always")).best

@@ -224,7 +224,7 @@ def test_a_framework_alone_is_planned_in_its_own_precision() -> None:
 def test_a_framework_of_another_precision_has_the_plan_where_it_is_faster_in_its_own() -> None:
     """Fully sharded ranks that pass keys around hold a long sequence without recomputation: Megatron repeats layers."""
     graph, devices = planner.load_graph("llama3.1-8b", dims={"seq": 65536}), planner.load_cluster("dgx-h100")
-    job = Job(8, pipeline_stages=(1,))
+    job = Job(8, pipeline_stages=(1,), micro_batches=(1,), schedules=("1f1b",), tensor_parallel=(1, 2))
     plan = planner.plan(graph, devices, job)
     assert (plan.runs_on, plan.options.precision) == (("torchtitan",), OWN)
     given = planner.plan(graph, devices, dataclasses.replace(job, precision=OWN))
