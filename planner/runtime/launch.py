@@ -185,10 +185,12 @@ class _Watch:
         open_pipes = dict(self._pipes)
         while open_pipes:
             self._read(open_pipes, 0.2)
-            dead = [r for r, p in self._processes.items() if p.exitcode not in (None, 0)]
-            if self._errors or dead:
+            if self._errors or self._silent():
                 self._read(open_pipes, 0.5)
-                self._fail(dead)
+                until = time.monotonic() + _GRACE_S
+                while not self._silent() and self._only_lost() and time.monotonic() < until:
+                    self._read(open_pipes, 0.1)  # what a rank lost may end, or tell its error, after it
+                self._fail()
             if list(self._places) != seen:
                 seen, since = list(self._places), time.monotonic()
             elif time.monotonic() - since > self._timeout_s and len(self._done) < len(self._pipes):
@@ -212,10 +214,19 @@ class _Watch:
             else:
                 self._told(rank, kind, value)
 
-    def _fail(self, dead: list[int]) -> None:
+    def _silent(self) -> list[int]:
+        """Ranks that ended badly and told nothing."""
+        dead = (rank for rank, process in self._processes.items() if process.exitcode not in (None, 0))
+        return [rank for rank in dead if rank not in self._errors and rank not in self._done]
+
+    def _only_lost(self) -> bool:
+        """Whether all errors are of ranks that lost their peers."""
+        return all(lost for lost, *_ in self._errors.values())
+
+    def _fail(self) -> None:
         """Raise the error of the rank that failed first, not of one that lost its peer."""
         failed_ranks = sorted(self._errors, key=lambda rank: (self._errors[rank][0], rank))
-        silent = [rank for rank in dead if rank not in self._errors and rank not in self._done]
+        silent = self._silent()
         if silent and (not failed_ranks or self._errors[failed_ranks[0]][0]):
             code = self._processes[silent[0]].exitcode
             cause = f"the process was ended by signal {-code}" if code < 0 else f"the process exited with {code}"
