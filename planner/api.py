@@ -265,11 +265,13 @@ class _Task:
     def search_for(self, backends: Sequence[Backend]) -> Answer:
         """The joint answer of a search for each framework, but for those all of whose plans others take.
 
+        Those with the most orders of work are searched first, since what they find serves the others.
+
         Raises:
             InfeasibleError, JobError: none has an answer; the first one's error.
         """
         answers, errors = dict[str, Answer](), list[ShardplanError]()
-        for backend in distinct(backends, self.job):
+        for backend in sorted(distinct(backends, self.job), key=lambda each: -len(each.schedules)):
             try:
                 answers[backend.title] = self.search((backend,), backends)
             except (InfeasibleError, JobError) as error:
