@@ -15,10 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
-from planner.api import Pricer, load_graph
+from planner.api import load_graph
 from planner.hardware import Cluster, load_cluster
 from planner.space import Job, StageChoice
 from planner.space.cuts import balanced, stages_of
+from planner.space.pricer import Pricer
 from planner.space.subspaces import Limits
 from planner.systems import Proposal, Setting, System, decide, get
 from planner.systems.bapipe import pipelines

@@ -17,6 +17,7 @@ from planner.errors import InfeasibleError, PlanError, ShardplanError
 from planner.graph import Graph
 from planner.hardware.types import Cluster, with_headroom
 from planner.operators.batching import rebatch
+from planner.planning import Progress
 from planner.plans import Fault, Finding, Plan, assemble_priced, validate, with_price
 from planner.plans.checks import check_figures
 from planner.plans.figures import gap_to
@@ -153,7 +154,7 @@ def replan(plan: Plan, graph: Graph, cluster: Cluster) -> Plan:
     return seal(dataclasses.replace(_priced_as(plan, anew), provenance=now))
 
 
-def _searched_again(plan: Plan, graph: Graph, cluster: Cluster, progress: api.Progress | None = None) -> Plan:
+def _searched_again(plan: Plan, graph: Graph, cluster: Cluster, progress: Progress | None = None) -> Plan:
     """The result of a search with the plan's options."""
     user_schedule = schedule_of(plan) if plan.schedule.given == "orders" else None
     options = dataclasses.replace(plan.options, backends=plan.options.backends or (ANY,))

@@ -41,18 +41,19 @@ class Candidates:
 
     Args:
         simulated_s: simulates an evaluated decision.
+        limit_s: the time of a plan that is known elsewhere: only faster ones are looked for.
 
     Attributes:
         best_s: fastest simulated time, in seconds.
         best_form_s: least time by the judge, which is the closed form where the schedule has one.
     """
 
-    def __init__(self, simulated_s: Measure) -> None:
+    def __init__(self, simulated_s: Measure, limit_s: float = math.inf) -> None:
         self._simulated_s = simulated_s
         self._evaluations: dict[Configuration, Evaluation] = {}
         self._least_s: dict[Configuration, float] = {}
         self._times: dict[Configuration, float] = {}
-        self.best_s = self.best_form_s = math.inf
+        self.best_s = self.best_form_s = limit_s
 
     def __bool__(self) -> bool:
         return bool(self._evaluations)

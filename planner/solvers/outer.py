@@ -74,6 +74,7 @@ def search(
     own: Schedule | None = None,
     known: Sequence[KnownPlan] = (),
     beside: bool = False,
+    limit_s: float = math.inf,
 ) -> Answer:
     """Find the fastest decision for a job on a cluster, with a lower bound on the time of all decisions.
 
@@ -91,6 +92,7 @@ def search(
         known: simulated decisions to begin with, which need not be of the space; the answer is no slower.
         beside: the answer stands beside the known ones, so that a few shardings are priced that may be faster
             (`MAX_PRICED_BESIDE`), and no trivial plans. The bound holds for the others, too.
+        limit_s: seconds of a plan that is known elsewhere: only faster ones are looked for, as if it were the best.
 
     Raises:
         JobError: no allowed micro-batch size divides the global batch, or the job leaves no choice.
@@ -99,7 +101,7 @@ def search(
     Larger micro-batches are assumed to need no less memory: sizes are not priced beyond one for which a single block
     does not fit, or for which one micro-batch takes longer than the best plan.
     """
-    candidates = Candidates(simulated_s or critical_s)
+    candidates = Candidates(simulated_s or critical_s, limit_s)
     run = _Search(
         costs_for, cluster, settled(job, cluster), shardings, progress, candidates, schedules_with(own), beside
     )
