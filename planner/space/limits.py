@@ -14,7 +14,7 @@ from planner.space.cuts import pinned_blocks
 from planner.space.job_options import allowed_ranks, as_written
 from planner.space.layers import layer_starts
 from planner.space.recompute_choices import is_allowed
-from planner.space.types import BlockCosts, Job, StageTerms, Structure, Violation, WorkerMemory
+from planner.space.types import BlockCosts, Job, StageTerms, Violation, WorkerMemory
 from planner.space.workers import Workers
 
 EXCLUDED = "excluded by "
@@ -184,25 +184,31 @@ def forbidden_choices(
         found += [("keep", index)] if wanted not in (index, index - count) else []
     if job.uniform and len({s.replicas for s in stages}) > 1:
         found.append(("uniform", 0))
-    found += [("backends", index) for index in _outside_structure(job.structure, decision, names)][:1]
     asked = [is_allowed(job.recompute, stage.keeping._replace(offload=())) for stage in stages]
     found += [("recompute", asked.index(False))] if not all(asked) else []
-    return [Violation("option", index, EXCLUDED + as_written(job, name)) for name, index in dict.fromkeys(found)]
+    options = [(index, as_written(job, name)) for name, index in dict.fromkeys(found)]
+    options += [(at, f"{' or '.join(job.backends)}: {what}") for at, what in _outside_structure(job, decision, names)]
+    return [Violation("option", index, EXCLUDED + what) for index, what in options]
 
 
-def _outside_structure(structure: Structure, decision: Configuration, names: Sequence[str]) -> Iterator[int]:
-    """Indices of stages that break the restrictions of the wanted frameworks."""
-    first, starts = decision.stages[0], layer_starts(names) if structure.whole_layers else ()
+def _outside_structure(job: Job, decision: Configuration, names: Sequence[str]) -> list[tuple[int, str]]:
+    """The first stage that breaks a restriction of the wanted frameworks, and what it has; empty if none does."""
+    structure, first = job.structure, decision.stages[0]
+    starts = layer_starts(names) if structure.whole_layers else ()
     zero = structure.zero_in_pipelines if len(decision.stages) > 1 else structure.zero_alone
     if zero and decision.zero not in zero:
-        yield 0
+        return [(0, f"ZeRO {decision.zero}")]
     for index, stage in enumerate(decision.stages):
         alike = (stage.sharding, stage.keeping) == (first.sharding, first.keeping)
-        equal = stage.replicas == first.replicas or not structure.equal_replicas
-        whole = len(starts) == 0 or starts[stage.start] == stage.start
-        able = structure.some_layers or not stage.layers
-        if not (equal and whole and able and (alike or not structure.alike)):
-            yield index
+        if structure.equal_replicas and stage.replicas != first.replicas:
+            return [(index, "unequal replicas")]
+        if len(starts) and starts[stage.start] != stage.start:
+            return [(index, "layers cut apart")]
+        if stage.layers and not structure.some_layers:
+            return [(index, "some layers recomputed")]
+        if structure.alike and not alike:
+            return [(index, "stages shared or recomputed unlike")]
+    return []
 
 
 def _allowed_and_taken(
