@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -76,9 +77,7 @@ class HeldUnits:
 
     def of_stage(self, stage: int) -> HeldUnits:
         """The units of one stage alone."""
-        at = self.stages.index(stage)
-        rows = np.stack([table[:, at] for table in (self.units, self.waiting, self.turning)], axis=1)
-        return _split_moments((stage,), np.unique(rows, axis=0))
+        return _of_stage(self, stage)
 
     @property
     def total(self) -> int:
@@ -89,6 +88,14 @@ class HeldUnits:
         """Peak number of units of each of the worker's own stages."""
         count = len(self.stages) - self.guests
         return dict(zip(self.stages[:count], self.units.max(axis=0, initial=0).tolist(), strict=False))
+
+
+@functools.lru_cache(maxsize=4096)
+def _of_stage(held: HeldUnits, stage: int) -> HeldUnits:
+    """The units of one stage alone; cached, since many plans have the orders of one schedule."""
+    at = held.stages.index(stage)
+    rows = np.stack([table[:, at] for table in (held.units, held.waiting, held.turning)], axis=1)
+    return _split_moments((stage,), np.unique(rows, axis=0))
 
 
 def count_held(orders: Sequence[Sequence[Action]], hosted: Sequence[Sequence[int]]) -> tuple[HeldUnits, ...]:
