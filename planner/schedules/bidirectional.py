@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from planner.schedules import SCHEDULES
 from planner.schedules.chunks import ChunkedSchedule
@@ -138,7 +138,7 @@ class BidirectionalSchedule(Schedule, Protocol):
 
     __slots__ = ()
 
-    shares_workers = True
+    shares_workers: ClassVar[bool] = True
 
     def lines(self, pipeline: Pipeline) -> OpposedPipelines:
         """The pipelines of a copy of single replicas: one in each direction."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from planner.schedules import SCHEDULES
 from planner.schedules.critical_chains import Flow
@@ -22,7 +22,7 @@ class ChunkedSchedule(Schedule, Protocol):
     __slots__ = ()
 
     activation_unit: ActivationUnit = ActivationUnit.CHUNK
-    shares_workers = True
+    shares_workers: ClassVar[bool] = True
 
     def worker_of(self, stage: int, workers: int) -> int:
         """The worker of a chunk: a zigzag down the workers and up again (a V for two chunks)."""

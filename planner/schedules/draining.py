@@ -31,7 +31,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import chain
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -173,7 +173,7 @@ class OneForwardOneBackward(Schedule, Protocol):
 
     __slots__ = ()
 
-    deals = True
+    deals: ClassVar[bool] = True
     warm_up_per_stage: int = 1
     """Warm-up forwards per stage that follows."""
 
