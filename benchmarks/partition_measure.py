@@ -52,7 +52,7 @@ def measure(case: Case) -> dict[str, Any]:
     cpu = time.process_time()
     row: dict[str, Any] = {"objective": None, "bound": None, "gap": None, "proven": False, "unit": problem.unit}
     try:
-        result = solve_partition(problem, time_limit_s=case["limit_s"], reasons=False)
+        result = solve_partition(problem, time_limit_s=case["limit_s"])
     except InfeasibleError as error:
         row |= {"error": str(error), "proven": "within" not in str(error)}
     else:

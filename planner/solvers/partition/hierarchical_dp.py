@@ -33,12 +33,8 @@ from planner.space.partition import (
 _SAME = 1 + 1e-12
 
 
-@dataclass(frozen=True, slots=True)
-class Context:
-    """What the memory of a unit depends on: `copies` units run the same stages, `behind` devices run later stages."""
-
-    copies: int
-    behind: int
+Context = tuple[int, int]
+"""What the memory of a unit depends on: how many units run the same stages, and how many devices run later stages."""
 
 
 class NestedTables:
@@ -64,7 +60,7 @@ class NestedTables:
 
     def solve(self) -> tuple[float, tuple[ReplicatedStage, ...] | None]:
         """The least time of all layers on all devices, and the plan; infinite and None if there is none."""
-        context = Context(1, 0)
+        context = (1, 0)
         machines = self.problem.machines[self.top]
         best = float(self._table(self.top, context)[machines][0, -1])
         if math.isinf(best):
@@ -77,9 +73,9 @@ class NestedTables:
     def _context(self, level: int, context: Context, behind: int, replicas: int) -> Context:
         """Context of the units inside a stage with `behind` units of its level on later stages."""
         if not self.by_device:
-            return Context(1, 0)
-        size = math.prod(self.problem.machines[:level])
-        return Context(context.copies * replicas, context.behind + context.copies * behind * size)
+            return 1, 0
+        copies, after = context
+        return copies * replicas, after + copies * behind * math.prod(self.problem.machines[:level])
 
     def _unit(self, level: int, context: Context) -> np.ndarray:
         """[S, S] time of one unit of the level below, from each cut to each."""
@@ -109,8 +105,8 @@ class NestedTables:
         memory = self.problem.memory
         if math.isinf(memory.device_bytes) or (self.by_device and level):
             return time
-        replicas_in_all, devices_behind = replicas * context.copies, behind * context.copies + context.behind
-        in_flight = memory.in_flight(devices_behind, replicas_in_all)
+        copies, after = context
+        in_flight = memory.in_flight(behind * copies + after, replicas * copies)
         needed = memory.needed(self.weights, self.saved, self.cuts.cut_bytes[:, None], in_flight)
         return np.where(fits(needed, memory.device_bytes), time, np.inf)
 
@@ -242,7 +238,7 @@ class LineSearch:
         return goal < limit
 
     def _plan(self, cuts: Cuts, steps: Sequence[Step]) -> tuple[Any, ...]:
-        return tuple(self.stage(cuts.layers_between(step.start, step.stop), step.place) for step in steps)
+        return tuple(self.stage(cuts.layers_between(start, stop), place) for start, stop, place in steps)
 
 
 def _cuts_of(search: Search, frontiers: Frontiers) -> Cuts:

@@ -239,14 +239,8 @@ class Tail:
     first: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One stage of a plan: cut before it, cut after it, its place."""
-
-    start: int
-    stop: int
-    place: tuple[int, int, int, int]
-
+Step = tuple[int, int, tuple[int, int, int, int]]
+"""One stage of a plan: cut before it, cut after it, its place."""
 
 Labels = dict[Tail, tuple[np.ndarray, np.ndarray]]
 
@@ -396,7 +390,7 @@ class Sweep:
         while row:
             site, tail, step, time = self._step_before(site, tail, row, time)
             steps.append(step)
-            row = step.start
+            row = step[0]
         return tuple(reversed(steps))
 
     def _step_before(self, target: int, tail: Tail, row: int, time: float) -> tuple[int, Tail, Step, float]:
@@ -413,7 +407,7 @@ class Sweep:
                     reached = self._block(site, move, rows, slowest, goal)[:, 0]
                     at = int(np.argmin(reached))
                     if reached[at] <= time * _SLACK:
-                        return site, before, Step(int(rows[at]), row, move.place), float(times[at])
+                        return site, before, (int(rows[at]), row, move.place), float(times[at])
         raise RuntimeError("a label of the sweep has no stage before it")
 
 

@@ -23,9 +23,8 @@ import numpy as np
 from planner.errors import JobError
 from planner.graph import numbered_line, topological_line
 from planner.importers.operator_graph import OperatorGraph
-from planner.memory import fits
 from planner.space.partition.max_load import graph_columns
-from planner.space.partition.verdict import Verdict, held_bytes, torn_colours
+from planner.space.partition.verdict import Verdict, overfull, torn_colours
 from planner.space.types import Violation
 
 
@@ -113,7 +112,8 @@ class LatencyProblem:
                 delay = float(self.transfer_ms[u]) * float(self.hops[decision.devices[u], device])
                 begin = max(begin, finish[u] + delay)
             finish[node] = free[device] = begin + float(self.time_ms[node, device])
-        return Verdict(max(finish), self._over_memory(decision) + self._torn(decision), tuple(free))
+        full = overfull(self.size_bytes, decision.devices, self.limited.tolist(), self.memory_bytes)
+        return Verdict(max(finish), full + torn_colours(self.colour, decision.devices), tuple(free))
 
     def _malformed(self, decision: LatencyDecision) -> tuple[Violation, ...]:
         n = self.nodes
@@ -130,19 +130,6 @@ class LatencyProblem:
             if turn[u] > turn[v]:
                 violations.append(Violation("order", -1, f"node {v} has its turn before node {u}, which it reads"))
         return tuple(violations)
-
-    def _over_memory(self, decision: LatencyDecision) -> tuple[Violation, ...]:
-        return tuple(
-            Violation("memory", device, f"device {device} holds {size:.0f} bytes", size, self.memory_bytes)
-            for device, size in enumerate(held_bytes(self.size_bytes, decision.devices, self.devices))
-            if self.limited[device] and not fits(size, self.memory_bytes)
-        )
-
-    def _torn(self, decision: LatencyDecision) -> tuple[Violation, ...]:
-        return tuple(
-            Violation("colour", -1, f"colour {colour} is on {len(where)} devices")
-            for colour, where in torn_colours(self.colour, decision.devices)
-        )
 
     def trivial(self) -> tuple[tuple[str, LatencyDecision], ...]:
         """All nodes on one device, for each kind of device."""

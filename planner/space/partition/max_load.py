@@ -26,8 +26,7 @@ import numpy as np
 from planner.errors import JobError, UsageError
 from planner.graph import topological_line
 from planner.importers.operator_graph import OperatorGraph
-from planner.memory import fits
-from planner.space.partition.verdict import Verdict, held_bytes, torn_colours
+from planner.space.partition.verdict import Verdict, overfull, torn_colours
 from planner.space.types import Violation
 
 MaxLoadDecision = tuple[int, ...]
@@ -80,7 +79,9 @@ class MaxLoadProblem:
         if malformed:
             return Verdict(math.inf, malformed)
         loads = self._loads(decision)
-        violations = (*self._unsupported(decision), *self._over_memory(decision), *self._torn(decision))
+        limited = [device < self.accelerators for device in range(self.devices)]
+        full = overfull(self.size_bytes, decision, limited, self.memory_bytes)
+        violations = (*self._unsupported(decision), *full, *torn_colours(self.colour, decision))
         if self.contiguous:
             violations += self._circular(decision)
         return Verdict(max(loads, default=0.0), violations, loads)
@@ -126,21 +127,6 @@ class MaxLoadProblem:
             Violation("support", d, f"node {i} cannot run on an accelerator")
             for i, d in enumerate(device)
             if d < self.accelerators and not self.supported[i]
-        )
-
-    def _over_memory(self, device: Sequence[int]) -> tuple[Violation, ...]:
-        needs = held_bytes(self.size_bytes, device, self.devices)[: self.accelerators]
-        return tuple(
-            Violation("memory", d, f"accelerator {d} needs {need:.0f} of {self.memory_bytes:.0f} bytes", need,
-                      self.memory_bytes)
-            for d, need in enumerate(needs)
-            if not fits(need, self.memory_bytes)
-        )  # fmt: skip
-
-    def _torn(self, device: Sequence[int]) -> tuple[Violation, ...]:
-        return tuple(
-            Violation("colour", where[0], f"colour {colour} is spread over devices {where}")
-            for colour, where in torn_colours(self.colour, device)
         )
 
     def _circular(self, device: Sequence[int]) -> tuple[Violation, ...]:
