@@ -274,7 +274,6 @@ class _Model:
             top = float(usable.max(axis=1).sum() + problem.transfer_ms.sum() * max(float(problem.hops.max()), 1.0))
         self.scale = 2.0 ** (_TIME_BITS - math.frexp(max(top, 1e-300))[1])
         self.horizon = math.ceil(top * self.scale) + 1
-        self.kind = _device_kinds(problem, deadline)
         self._place()
         self._time()
         self._follow()
@@ -360,7 +359,7 @@ class _Model:
         """A node may use a device only if an earlier node uses the interchangeable device before it."""
         p = self.problem
         for d in range(1, p.devices):
-            if self.kind[d] != self.kind[d - 1]:
+            if d == p.accelerators:
                 continue
             for v in range(p.nodes):
                 self.deadline.check()
@@ -375,7 +374,7 @@ class _Model:
         name: dict[int, int] = {}
         for device in decision.devices:
             if device not in name:
-                group = [d for d in range(p.devices) if self.kind[d] == self.kind[device]]
+                group = [d for d in range(p.devices) if p.limited[d] == p.limited[device]]
                 name[device] = next(d for d in group if d not in name.values())
         hinted: set[int] = set()
         for v, device in enumerate(decision.devices):
@@ -405,22 +404,6 @@ class _Model:
         lengths = [self._whole(float(self.problem.time_ms[v, place[v]])) for v in range(self.problem.nodes)]
         order = sorted(range(self.problem.nodes), key=lambda v: (begin[v], lengths[v], depth[v]))
         return LatencyDecision(tuple(place), tuple(order)), bound, int(solver.num_branches)
-
-
-def _device_kinds(problem: LatencyProblem, deadline: Deadline) -> list[int]:
-    """Kind of each device: neighbours have the same kind if swapping them leaves the problem unchanged."""
-    kinds = [0]
-    for d in range(1, problem.devices):
-        deadline.check()
-        swapped = np.arange(problem.devices)
-        swapped[[d - 1, d]] = d, d - 1
-        interchangeable = (
-            np.array_equal(problem.time_ms[:, d - 1], problem.time_ms[:, d])
-            and problem.limited[d - 1] == problem.limited[d]
-            and np.array_equal(problem.hops[np.ix_(swapped, swapped)], problem.hops)
-        )
-        kinds.append(kinds[-1] if interchangeable else d)
-    return kinds
 
 
 PARTITION_SOLVERS.register("latency-cp-sat", PartitionSolver(LatencyProblem, solve_latency_by_cp_sat, turn=1))

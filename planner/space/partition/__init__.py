@@ -24,6 +24,7 @@ from planner.space.partition.layerwise import LayerChoice as LayerChoice
 from planner.space.partition.layerwise import LayerDecision as LayerDecision
 from planner.space.partition.max_load import MaxLoadDecision as MaxLoadDecision
 from planner.space.partition.max_load import MaxLoadProblem as MaxLoadProblem
+from planner.space.partition.max_load import OperatorPlacement as OperatorPlacement
 from planner.space.partition.max_load import max_load_problem as max_load_problem
 from planner.space.partition.pipedream import PipeDreamProblem as PipeDreamProblem
 from planner.space.partition.pipedream import PlacedPipelineProblem as PlacedPipelineProblem

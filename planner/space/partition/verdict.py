@@ -55,35 +55,6 @@ def over_memory(part: int, needed_bytes: float, available_bytes: float, message:
     return (Violation("memory", part, message, needed_bytes, available_bytes),)
 
 
-def overfull(
-    size_bytes: np.ndarray, devices: Sequence[int], limited: Sequence[bool], memory_bytes: float
-) -> tuple[Violation, ...]:
-    """The violations of accelerators (`limited` devices) that hold more than their memory, given each node's size."""
-    held: list[list[float]] = [[] for _ in limited]
-    for size, device in zip(size_bytes.tolist(), devices, strict=True):
-        held[device].append(size)
-    faults: list[Violation] = []
-    for device, sizes in enumerate(held):
-        need = math.fsum(sizes)  # rounded once
-        if limited[device]:
-            message = f"accelerator {device} needs {need:.0f} of {memory_bytes:.0f} bytes"
-            faults += over_memory(device, need, memory_bytes, message)
-    return tuple(faults)
-
-
-def torn_colours(colour: np.ndarray, devices: Sequence[int]) -> tuple[Violation, ...]:
-    """The violations of colours with nodes on several devices, ascending; negative numbers are no colours."""
-    places: dict[int, set[int]] = {}
-    for own, device in zip(colour.tolist(), devices, strict=True):
-        if own >= 0:
-            places.setdefault(own, set()).add(device)
-    return tuple(
-        Violation("colour", min(where), f"colour {own} is spread over devices {sorted(where)}")
-        for own, where in sorted(places.items())
-        if len(where) > 1
-    )
-
-
 def covers_chain(boundaries: Sequence[int], layers: int) -> bool:
     """True if the boundaries ascend from 0 to `layers`, so that every layer of a chain is in one stage."""
     return (
