@@ -22,14 +22,12 @@ from planner.graph import components, enumerate_ideals
 from planner.importers import OperatorGraph, load_graph, load_operator_graph, piper_from_document
 from planner.solvers.partition import PARTITION_SOLVERS, solve_partition
 from planner.space.partition import (
-    BoundaryBytes,
-    Frontiers,
     MaxLoadProblem,
     Memory,
     PipeDreamProblem,
     PiperProblem,
     PlacedPipelineProblem,
-    StashRule,
+    Released,
     latency_problem,
     max_load_problem,
     piper_problem,
@@ -171,10 +169,9 @@ def _pipedream(case: Case) -> PipeDreamProblem:
         recorded_layers(load_graph(case["path"])),
         tuple(case["machines"]),
         tuple(case["bandwidth_byte_per_s"]),
+        ~Released.NOTHING,
         transfers=case["transfers"],
-        boundary=BoundaryBytes.RELEASED,
-        frontiers=Frontiers.FIRST_SOURCE,
-        memory=Memory(memory, StashRule.RELEASED) if memory else Memory(),
+        memory=Memory(memory, released=True) if memory else Memory(),
         replicate=case["replicate"],
         use_fewer=case["idle"],
     )
@@ -186,8 +183,8 @@ def _placed(case: Case) -> PlacedPipelineProblem:
         recorded_layers(load_graph(case["path"])),
         tuple(case["machines"]),
         tuple(case["bandwidth_byte_per_s"]),
+        ~Released.NOTHING,
         transfers=case["transfers"],
-        boundary=BoundaryBytes.RELEASED,
     )
 
 

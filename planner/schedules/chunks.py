@@ -208,9 +208,7 @@ class Seq1F1B(Schedule):
 
     def flow(self, pipeline: Pipeline) -> Flow:
         """One sub-sequence per step."""
-        return replace(
-            Schedule.flow(self, pipeline), forward_step=1 / self.splits, backward_step=1 / self.splits
-        )
+        return replace(Schedule.flow(self, pipeline), forward_step=1 / self.splits, backward_step=1 / self.splits)
 
     def worker_orders(self, pipeline: Pipeline) -> Iterable[Iterable[Action]]:
         """Warm-up, alternation and drain of each stage."""

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from planner.costs import imported_profile
 from planner.errors import PlanError, UsageError
@@ -16,9 +17,7 @@ from planner.partitions.families._iteration import iteration_objective, layer_it
 from planner.partitions.options import PartitionOptions, check_devices
 from planner.partitions.plan_file import Part
 from planner.space.partition import (
-    BoundaryBytes,
     CutJudge,
-    Frontiers,
     IterationProblem,
     Layers,
     Memory,
@@ -26,15 +25,13 @@ from planner.space.partition import (
     PipeDreamProblem,
     PlacedPipelineProblem,
     PlacedStage,
+    Released,
     ReplicatedStage,
-    StageCost,
-    StashRule,
     Verdict,
     priced_layers,
     recorded_layers,
 )
 
-_COSTS = {"released": StageCost.RELEASED, "published": StageCost.PAPER}
 _MICRO_BATCHES = 64
 """Default number of micro-batches from one update to the next."""
 _UNCOUNTED = {"batch-unknown"}
@@ -85,20 +82,13 @@ def layers_of(instance: Instance, cost: str | None) -> Layers:
 
 def _problem(instance: Instance, options: PartitionOptions) -> PartitionProblem:
     layers = layers_of(instance, options.cost)
-    released = options.cost == "released"
+    released = ~Released.NOTHING if options.cost == "released" else Released.NOTHING
     machines, rates = options.machines or (), options.bandwidth_byte_per_s or ()
-    memory = Memory(math.inf if options.memory_bytes is None else options.memory_bytes, StashRule.STASHED)
-    boundary = BoundaryBytes.RELEASED if released else BoundaryBytes.LIVE
-    cost = _COSTS[options.cost or "released"]
+    memory = Memory(math.inf if options.memory_bytes is None else options.memory_bytes)
+    terms: dict[str, Any] = {"released": released, "transfers": bool(options.transfers), "memory": memory}
     if options.layout == "placed":
-        return PlacedPipelineProblem(
-            layers, machines, rates, cost=cost, transfers=bool(options.transfers), boundary=boundary, memory=memory,
-            use_all=not options.idle,
-        )  # fmt: skip
-    return PipeDreamProblem(
-        layers, machines, rates, cost=cost, transfers=bool(options.transfers), boundary=boundary, memory=memory,
-        frontiers=Frontiers.FIRST_SOURCE if released else Frontiers.ALL, use_fewer=bool(options.idle),
-    )  # fmt: skip
+        return PlacedPipelineProblem(layers, machines, rates, **terms, use_all=not options.idle)
+    return PipeDreamProblem(layers, machines, rates, **terms, use_fewer=bool(options.idle))
 
 
 def _encode(
@@ -109,7 +99,7 @@ def _encode(
 ) -> tuple[Part, ...]:
     stages: tuple[ReplicatedStage | PlacedStage, ...] = tuple(decision)
     parts, behind, before = [], sum(stage.replicas for stage in stages), frozenset[int]()
-    cuts = CutJudge(problem.layers, problem.boundary)
+    cuts = CutJudge(problem.layers, problem.released)
     for stage, value in zip(stages, verdict.parts, strict=True):
         behind -= stage.replicas
         received = cuts.cut_bytes(before) if before else 0.0

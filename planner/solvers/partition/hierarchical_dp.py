@@ -21,13 +21,11 @@ from planner.memory import fits
 from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Search
 from planner.solvers.partition.pipedream_sweep import Cuts, Layout, Pricing, Step, Sweep, all_cuts, layout_on
 from planner.space.partition import (
-    Frontiers,
     PipeDreamProblem,
     PlacedPipelineProblem,
     PlacedStage,
+    Released,
     ReplicatedStage,
-    StageCost,
-    StashRule,
 )
 
 _SAME = 1 + 1e-12
@@ -56,7 +54,7 @@ class NestedTables:
         self.weights = self._differences(cuts.weight_bytes, 0.0)
         self.saved = self._differences(cuts.saved_bytes, 0.0)
         self.tables: dict[tuple[int, Context], tuple[np.ndarray, ...]] = {}
-        self.by_device = math.isfinite(problem.memory.device_bytes) and problem.memory.rule is StashRule.STASHED
+        self.by_device = math.isfinite(problem.memory.device_bytes) and not problem.memory.released
 
     def solve(self) -> tuple[float, tuple[ReplicatedStage, ...] | None]:
         """The least time of all layers on all devices, and the plan; infinite and None if there is none."""
@@ -88,13 +86,13 @@ class NestedTables:
         problem = self.problem
         speed = problem.bandwidth_byte_per_s[level]
         unit = self._unit(level, self._context(level, context, behind, replicas))
-        if problem.cost is StageCost.PAPER:
+        if not problem.adds_up:
             time = np.maximum(unit, 2 * (replicas - 1) * self.weights / speed) / replicas
         else:
             shared = problem.machines[level - 1] if first and level else 1
             time = (unit + 4 * (replicas - 1) * self.weights / (speed * replicas) / shared) / replicas
         if problem.transfers and not first:
-            sharing = 1 if problem.cost is StageCost.PAPER else replicas
+            sharing = replicas if problem.adds_up else 1
             cut_s = 2 * self.cuts.cut_bytes / (speed * sharing)
             leaving = cut_s.copy()
             leaving[-1] = 0.0
@@ -241,11 +239,11 @@ class LineSearch:
         return tuple(self.stage(cuts.layers_between(start, stop), place) for start, stop, place in steps)
 
 
-def _cuts_of(search: Search, frontiers: Frontiers) -> Cuts:
+def _cuts_of(search: Search, released: Released) -> Cuts:
     """Offer the trivial plans and list all cuts of the problem's layers."""
     problem = search.problem
     search.offer_all((search.solver, plan) for _, plan in problem.trivial())
-    cuts = all_cuts(problem.layers, problem.boundary, frontiers, _MOST_CUTS, search.deadline)
+    cuts = all_cuts(problem.layers, released, _MOST_CUTS, search.deadline)
     search.count(cuts=cuts.count, pairs=0)
     return cuts
 
@@ -262,13 +260,13 @@ def solve_nested(search: Search) -> None:
     """
     problem: PipeDreamProblem = search.problem
     levels = len(problem.machines)
-    stashed = problem.memory.rule is StashRule.STASHED and math.isfinite(problem.memory.device_bytes)
+    stashed = not problem.memory.released and math.isfinite(problem.memory.device_bytes)
     if levels > 1 and stashed and problem.use_fewer:
         raise UsageError(
             "memory cannot be counted device by device while units of several levels may stay idle",
             hint="use a PlacedPipelineProblem, or use_fewer=False",
         )
-    cuts = _cuts_of(search, problem.frontiers)
+    cuts = _cuts_of(search, problem.released)
     complete = cuts.complete and (levels == 1 or cuts.count <= _MOST_PAIRED)
     search.space = f"replicated stages on {levels} level{'s' if levels > 1 else ''}"
     search.space += "" if complete else ", some of the cuts only"
@@ -286,13 +284,13 @@ def solve_nested(search: Search) -> None:
 
 
 def _solve_flat(search: Search, problem: PipeDreamProblem, cuts: Cuts) -> None:
-    machines, released = problem.machines[0], problem.memory.rule is StashRule.RELEASED
-    line = PlacedPipelineProblem(problem.layers, problem.machines, problem.bandwidth_byte_per_s, cost=problem.cost)
+    machines = problem.machines[0]
+    line = PlacedPipelineProblem(problem.layers, problem.machines, problem.bandwidth_byte_per_s, problem.released)
     LineSearch(
         search,
         list(range(machines, 0, -1)) if problem.use_fewer else [machines],
         functools.cache(lambda devices: layout_on(line, devices, search.deadline, replicate=problem.replicate)),
-        lambda devices: Pricing(problem, True, (machines - devices) * released),
+        lambda devices: Pricing(problem, True, (machines - devices) * problem.memory.released),
         lambda layers, place: ReplicatedStage(layers, place[1]),
     ).climb(cuts)
 
@@ -304,7 +302,7 @@ def solve_placed(search: Search) -> None:
     devices.
     """
     problem: PlacedPipelineProblem = search.problem
-    cuts = _cuts_of(search, Frontiers.ALL)
+    cuts = _cuts_of(search, problem.released & ~Released.CUTS)
     search.space = "stages in line on a tree of devices"
     search.space += "" if cuts.complete else ", cut along the topological order"
     LineSearch(

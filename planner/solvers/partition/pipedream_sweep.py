@@ -24,7 +24,7 @@ import numpy as np
 from planner.graph.ideals import ancestor_bits, enumerate_ideals, prefix_ideals
 from planner.memory import fits
 from planner.solvers.partition import Deadline, OutOfTime
-from planner.space.partition import BoundaryBytes, Frontiers, Layers, PipeDreamProblem, PlacedPipelineProblem, StageCost
+from planner.space.partition import Layers, PlacedPipelineProblem, Released, ReplicatedPipeline
 
 _CHUNK = 1 << 15
 
@@ -79,7 +79,7 @@ class Cuts:
         return tuple(np.flatnonzero(members).tolist())
 
 
-def all_cuts(layers: Layers, boundary: BoundaryBytes, frontiers: Frontiers, most: int, deadline: Deadline) -> Cuts:
+def all_cuts(layers: Layers, released: Released, most: int, deadline: Deadline) -> Cuts:
     """All cuts of a layer graph, or only those along its topological order.
 
     The latter if there are more than `most`, or more than can be listed and priced before the deadline.
@@ -91,33 +91,30 @@ def all_cuts(layers: Layers, boundary: BoundaryBytes, frontiers: Frontiers, most
     with contextlib.suppress(OutOfTime):
         bits = enumerate_ideals(layers.count, arcs, most, check=deadline.check)
         if bits is not None:
-            figures = _figures(layers, boundary, frontiers, bits, deadline.check)
+            figures = _figures(layers, released, bits, deadline.check)
     complete = len(figures) > 0
     if bits is None or not complete:
         bits = prefix_ideals(layers.count, [range(layers.count)])
-        figures = _figures(layers, boundary, frontiers, bits, lambda: None)
+        figures = _figures(layers, released, bits, lambda: None)
     keep = np.flatnonzero(figures[:, 5] > 0)
     order = keep[np.lexsort((*bits[keep].T, figures[keep, 4], figures[keep, 0]))]
     compute_s, weight_bytes, saved_bytes, cut_bytes = (figures[order, i].copy() for i in range(4))
     return Cuts(bits[order], compute_s, weight_bytes, saved_bytes, cut_bytes, complete)
 
 
-def _figures(
-    layers: Layers, boundary: BoundaryBytes, frontiers: Frontiers, bits: np.ndarray, check: Callable[[], None]
-) -> np.ndarray:
+def _figures(layers: Layers, released: Released, bits: np.ndarray, check: Callable[[], None]) -> np.ndarray:
     """float64 [rows, 6]: compute time, weights, saved bytes, bytes at the cut, number of layers, whether allowed."""
     _, after = layers.neighbours()
     ancestors = ancestor_bits(layers.count, [(a, b) for a, b in layers.edges.tolist()])
     parts = []
     for at in range(0, len(bits), _CHUNK):
-        parts.append(_chunk_figures(layers, boundary, frontiers, bits[at : at + _CHUNK], after, ancestors, check))
+        parts.append(_chunk_figures(layers, released, bits[at : at + _CHUNK], after, ancestors, check))
     return np.concatenate(parts)
 
 
 def _chunk_figures(
     layers: Layers,
-    boundary: BoundaryBytes,
-    frontiers: Frontiers,
+    released: Released,
     bits: np.ndarray,
     after: list[list[int]],
     ancestors: list[int],
@@ -132,20 +129,20 @@ def _chunk_figures(
     crossing = np.zeros(len(bits))
     for layer, readers in enumerate(after):
         check()
-        if boundary is BoundaryBytes.RELEASED:
+        if Released.CUT_BYTES in released:
             carried = last[:, [layer, *_outliving(layer, readers, ancestors)]].any(axis=1)
         else:
             carried = inside[:, layer] & (~inside[:, readers]).any(axis=1)
         crossing[carried] += layers.output_bytes[layer]
     allowed = np.ones(len(bits), dtype=bool)
-    if frontiers is Frontiers.FIRST_SOURCE:
+    if Released.CUTS in released:
         allowed = _walked(inside, last, ancestors)
     sums = inside.astype(np.float64) @ np.stack([layers.compute_s, layers.weight_bytes, layers.saved_bytes], axis=1)
     return np.column_stack([sums, crossing, inside.sum(axis=1), allowed])
 
 
 def _walked(inside: np.ndarray, last: np.ndarray, ancestors: list[int]) -> np.ndarray:
-    """bool [rows] cuts that `Frontiers.FIRST_SOURCE` allows, and the two ends."""
+    """bool [rows] cuts that `Released.CUTS` allows, and the two ends."""
     count = len(ancestors)
     first = next(i for i, before in enumerate(ancestors) if not before)
     reached = [i == first or bool(ancestors[i] >> first & 1) for i in range(count)]
@@ -213,21 +210,18 @@ class Pricing:
         idle_behind_first: unused devices that count as later stages of the first one (the released memory rule).
     """
 
-    problem: PipeDreamProblem | PlacedPipelineProblem
+    problem: ReplicatedPipeline
     receiver: bool
     idle_behind_first: int = 0
-
-    @property
-    def paper(self) -> bool:
-        """True for the paper's cost: maximum instead of sum, transfers not divided by replicas."""
-        return self.problem.cost is StageCost.PAPER
 
     def cut_s_per_byte(self, tail: Tail, level: int, replicas: int) -> float:
         """Seconds per byte at the cut between a last stage `tail` and a next one on `replicas` devices."""
         if not self.problem.transfers or tail.replicas == 0:
             return 0.0
         sharing = replicas if tail.first and self.receiver else min(replicas, tail.replicas)
-        return 2.0 / (self.problem.bandwidth_byte_per_s[max(tail.level, level)] * (1 if self.paper else sharing))
+        return 2.0 / (
+            self.problem.bandwidth_byte_per_s[max(tail.level, level)] * (sharing if self.problem.adds_up else 1)
+        )
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -305,7 +299,7 @@ class Sweep:
             low = max(1, int(np.searchsorted(cuts.compute_s, total - self.limit * ahead * _SLACK, "left")))
             high = min(last, int(np.searchsorted(cuts.compute_s, self.limit * move.used * _SLACK, "right")))
         rows = np.arange(low, max(low, high))
-        replicas = 1 if self.pricing.paper else ahead
+        replicas = ahead if self.pricing.problem.adds_up else 1
         levels = range(move.tail_level, len(self.pricing.problem.bandwidth_byte_per_s))
         least_s_per_byte = min(self.pricing.cut_s_per_byte(tail, level, replicas) for level in levels)
         return rows[least_s_per_byte * cuts.cut_bytes[rows] < self.limit] if least_s_per_byte else rows
@@ -361,7 +355,7 @@ class Sweep:
         compute = cuts.compute_s[goals][None, :] - cuts.compute_s[rows][:, None]
         weights = cuts.weight_bytes[goals][None, :] - cuts.weight_bytes[rows][:, None]
         exchange = weights * move.exchange_s_per_byte
-        stage = np.maximum(compute, exchange) if self.pricing.paper else compute + exchange
+        stage = compute + exchange if self.pricing.problem.adds_up else np.maximum(compute, exchange)
         stage /= move.replicas
         if math.isfinite(memory.device_bytes):
             behind = self.layout.devices - move.used + (self.pricing.idle_behind_first if site == 0 else 0)
@@ -423,7 +417,7 @@ def layout_on(problem: PlacedPipelineProblem, devices: int, deadline: Deadline, 
             deadline.check()
             after: Site = (before + width, 1, 0, 0)
             moves_from[(before, 1, 0, 0)].append((after, _move(problem, (before, 1, 0, 0), after, width)))
-        for level in range(1, len(problem.fanout)):
+        for level in range(1, len(problem.machines)):
             stride = problem.unit_devices(level)
             if before % stride == 0:
                 for copies in range(2, (devices - before) // stride + 1):

@@ -29,14 +29,12 @@ from planner.space.partition.max_load import max_load_problem as max_load_proble
 from planner.space.partition.pipedream import PipeDreamProblem as PipeDreamProblem
 from planner.space.partition.pipedream import PlacedPipelineProblem as PlacedPipelineProblem
 from planner.space.partition.pipedream import PlacedStage as PlacedStage
+from planner.space.partition.pipedream import ReplicatedPipeline as ReplicatedPipeline
 from planner.space.partition.pipedream import ReplicatedStage as ReplicatedStage
-from planner.space.partition.pipedream_terms import BoundaryBytes as BoundaryBytes
 from planner.space.partition.pipedream_terms import CutJudge as CutJudge
-from planner.space.partition.pipedream_terms import Frontiers as Frontiers
 from planner.space.partition.pipedream_terms import Layers as Layers
 from planner.space.partition.pipedream_terms import Memory as Memory
-from planner.space.partition.pipedream_terms import StageCost as StageCost
-from planner.space.partition.pipedream_terms import StashRule as StashRule
+from planner.space.partition.pipedream_terms import Released as Released
 from planner.space.partition.pipedream_terms import chain_layers as chain_layers
 from planner.space.partition.pipedream_terms import priced_layers as priced_layers
 from planner.space.partition.pipedream_terms import recorded_layers as recorded_layers

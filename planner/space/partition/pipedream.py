@@ -16,12 +16,12 @@ Sources: Narayanan et al., "PipeDream" (SOSP 2019), section 3.1; the optimiser r
 
 Stages placed on the devices of a tree (`PlacedPipelineProblem`), each priced over the links that it spans:
 
-Devices 0..P-1 are the leaves of a tree: `fanout[0]` devices share the fastest links, `fanout[1]` such units the next,
-and so on. Stages take the devices from the left, without holes; devices left over on the right stay idle. A stage takes
-any run of neighbouring devices, within a server or across several. Or a run of stages takes `copies` whole units of one
-level side by side and is placed equally in each (stage i on the same devices of every unit), so that activations stay
-on the fast links and only weights cross the slow ones. With c, w, R the compute time, weights and replicas of a stage
-and O the bytes at a cut:
+Devices 0..P-1 are the leaves of a tree: `machines[0]` devices share the fastest links, `machines[1]` such units the
+next, and so on. Stages take the devices from the left, without holes; devices left over on the right stay idle. A stage
+takes any run of neighbouring devices, within a server or across several. Or a run of stages takes `copies` whole units
+of one level side by side and is placed equally in each (stage i on the same devices of every unit), so that activations
+stay on the fast links and only weights cross the slow ones. With c, w, R the compute time, weights and replicas of a
+stage and O the bytes at a cut:
 
     released   T = (c + K w) / R        K = traffic / bandwidth with traffic(n) = 4 (n-1) / n
     paper      T = max(c, K w) / R      traffic(n) = 2 (n-1)
@@ -45,33 +45,13 @@ from planner.hardware.tiers import moved_bytes
 from planner.hardware.types import Collective
 from planner.space.partition.pipedream_terms import (
     NO_LIMIT,
-    BoundaryBytes,
     CutJudge,
-    Frontiers,
     Layers,
     Memory,
-    StageCost,
-    StashRule,
+    Released,
 )
 from planner.space.partition.verdict import Verdict, over_memory
 from planner.space.types import Violation
-
-
-def _check_levels(name: str, counts: Sequence[int], bandwidth_byte_per_s: Sequence[float], layers: Layers) -> None:
-    """Refuse a cluster without levels, figures that are missing or not positive, and a network without layers.
-
-    Args:
-        name: of the field with the counts, for messages.
-        counts: units by level.
-        bandwidth_byte_per_s: by level.
-        layers: the network.
-    """
-    if not counts or len(counts) != len(bandwidth_byte_per_s):
-        raise UsageError(f"each level needs a number of {name} and a bandwidth", where=name)
-    if min(counts) < 1 or not min(bandwidth_byte_per_s) > 0:
-        raise UsageError(f"{name} and bandwidths are positive", where=name)
-    if not layers.count:
-        raise UsageError("there is no layer to place", where="layers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,20 +70,16 @@ class ReplicatedStage:
 
 
 @dataclass(frozen=True, eq=False)
-class PipeDreamProblem:
-    """Hierarchical replicated stages, priced as in the paper or as in the released optimiser.
+class ReplicatedPipeline:
+    """Stages of a network on a cluster of several levels, the slowest of which counts.
 
     Attributes:
         layers: the network.
-        machines: units of the level below, by level, innermost first.
-        bandwidth_byte_per_s: of the links between them, by level.
-        cost: how computation and weight exchange add up.
-        transfers: whether stage boundaries take time (the released code's default is no).
-        boundary: which bytes cross a cut.
-        frontiers: which cuts are allowed.
+        machines: devices of a lowest unit, then units of each level under one parent.
+        bandwidth_byte_per_s: of the links between the units of a level, lowest first.
+        released: what is priced and allowed as in the released code.
+        transfers: whether cuts take time (the released code's default is no).
         memory: limit of a device.
-        replicate: whether stages may have replicas.
-        use_fewer: whether units may stay idle.
     """
 
     unit: ClassVar[str] = "s"
@@ -112,21 +88,40 @@ class PipeDreamProblem:
     layers: Layers
     machines: tuple[int, ...]
     bandwidth_byte_per_s: tuple[float, ...]
-    cost: StageCost = StageCost.RELEASED
+    released: Released = Released.COST
     transfers: bool = True
-    boundary: BoundaryBytes = BoundaryBytes.LIVE
-    frontiers: Frontiers = Frontiers.ALL
     memory: Memory = NO_LIMIT
-    replicate: bool = True
-    use_fewer: bool = False
 
     def __post_init__(self) -> None:
-        _check_levels("machines", self.machines, self.bandwidth_byte_per_s, self.layers)
+        if not self.machines or len(self.machines) != len(self.bandwidth_byte_per_s):
+            raise UsageError("each level needs a number of machines and a bandwidth", where="machines")
+        if min(self.machines) < 1 or not min(self.bandwidth_byte_per_s) > 0:
+            raise UsageError("machines and bandwidths are positive", where="machines")
+        if not self.layers.count:
+            raise UsageError("there is no layer to place", where="layers")
 
     @property
     def devices(self) -> int:
         """Devices of the whole cluster."""
         return math.prod(self.machines)
+
+    @property
+    def adds_up(self) -> bool:
+        """True if computation and exchange of a stage add up, and its replicas share transfers (`Released.COST`)."""
+        return Released.COST in self.released
+
+
+@dataclass(frozen=True, eq=False)
+class PipeDreamProblem(ReplicatedPipeline):
+    """Hierarchical replicated stages: all units over which a stage is replicated are cut alike.
+
+    Attributes:
+        replicate: whether stages may have replicas.
+        use_fewer: whether units may stay idle.
+    """
+
+    replicate: bool = True
+    use_fewer: bool = False
 
     def judge(self, decision: Sequence[ReplicatedStage]) -> Verdict:
         """Objective and broken limits of a plan; O(cuts * layers * edges)."""
@@ -155,7 +150,7 @@ class PlanJudge:
     def __init__(self, problem: PipeDreamProblem) -> None:
         self.problem = problem
         self.violations: list[Violation] = []
-        self.cuts = CutJudge(problem.layers, problem.boundary)
+        self.cuts = CutJudge(problem.layers, problem.released)
 
     def shape(self, level: int, stages: tuple[ReplicatedStage, ...], members: tuple[int, ...]) -> bool:
         """True if a run of stages covers its layers, cuts forward edges only and has the depth of the cluster."""
@@ -183,7 +178,7 @@ class PlanJudge:
             time = self._stage(level, stage, before, first=number == 0)
             after = before | set(stage.layers)
             is_end = len(after) == self.problem.layers.count
-            walked = self.problem.frontiers is Frontiers.FIRST_SOURCE and not is_end
+            walked = Released.CUTS in self.problem.released and not is_end
             if walked and not self.cuts.from_first_source(after):
                 self._fault("option", number, "a cut lies behind a layer that does not depend on the first source")
             if self.problem.transfers and number:
@@ -200,7 +195,7 @@ class PlanJudge:
         if level:
             inner = max(self.run(level - 1, stage.inner, before))
         weights, speed = math.fsum(problem.layers.weight_bytes[members]), problem.bandwidth_byte_per_s[level]
-        if problem.cost is StageCost.PAPER:
+        if not problem.adds_up:
             return max(inner, 2 * (replicas - 1) * weights / speed) / replicas
         exchange = 4 * (replicas - 1) * weights / (speed * replicas)
         if first and level:
@@ -208,14 +203,14 @@ class PlanJudge:
         return (inner + exchange) / replicas
 
     def _transfer(self, level: int, before: frozenset[int], replicas: int) -> float:
-        sharing = 1 if self.problem.cost is StageCost.PAPER else replicas
+        sharing = replicas if self.problem.adds_up else 1
         return 2 * self.cuts.cut_bytes(before) / (self.problem.bandwidth_byte_per_s[level] * sharing)
 
     def memory(self, stages: tuple[ReplicatedStage, ...]) -> None:
         """Add a violation for each stage whose devices exceed the memory under the problem's rule."""
         if math.isinf(self.problem.memory.device_bytes):
             return
-        if self.problem.memory.rule is StashRule.RELEASED:
+        if self.problem.memory.released:
             self._released_memory(len(self.problem.machines) - 1, stages)
             return
         flat = list(_devices(stages, 1))
@@ -284,47 +279,22 @@ class PlacedStage:
 
 
 @dataclass(frozen=True, eq=False)
-class PlacedPipelineProblem:
-    """Stages on a tree of devices.
+class PlacedPipelineProblem(ReplicatedPipeline):
+    """Stages on a tree of devices; all cuts are allowed.
 
     Attributes:
-        layers: the network.
-        fanout: devices of a lowest unit, then units of each level under one parent.
-        bandwidth_byte_per_s: of the links between the units of a level, lowest first.
-        cost: how computation and weight exchange add up.
-        transfers: whether cuts take time.
-        boundary: which bytes cross a cut.
-        memory: limit of a device.
         use_all: whether every device must be used.
     """
 
-    unit: ClassVar[str] = "s"
-    """Seconds a minibatch."""
-
-    layers: Layers
-    fanout: tuple[int, ...]
-    bandwidth_byte_per_s: tuple[float, ...]
-    cost: StageCost = StageCost.RELEASED
-    transfers: bool = True
-    boundary: BoundaryBytes = BoundaryBytes.LIVE
-    memory: Memory = NO_LIMIT
     use_all: bool = False
-
-    def __post_init__(self) -> None:
-        _check_levels("fanout", self.fanout, self.bandwidth_byte_per_s, self.layers)
-
-    @property
-    def devices(self) -> int:
-        """Devices of the whole cluster."""
-        return math.prod(self.fanout)
 
     def unit_devices(self, level: int) -> int:
         """Devices of one unit of a level; a device is a unit of level 0."""
-        return math.prod(self.fanout[:level])
+        return math.prod(self.machines[:level])
 
     def span_level(self, first: int, last: int) -> int:
         """Level of the slowest links between two devices: 0 when they share a lowest unit."""
-        for level in range(len(self.fanout)):
+        for level in range(len(self.machines)):
             size = self.unit_devices(level + 1)
             if first // size == last // size:
                 return level
@@ -348,7 +318,7 @@ class PlacedPipelineProblem:
         return min(flat, by_level)
 
     def _traffic(self, count: int) -> float:
-        return 2.0 * (count - 1) if self.cost is StageCost.PAPER else 2 * moved_bytes(Collective.ALL_REDUCE, 1.0, count)
+        return 2 * moved_bytes(Collective.ALL_REDUCE, 1.0, count) if self.adds_up else 2.0 * (count - 1)
 
     def judge(self, decision: Sequence[PlacedStage]) -> Verdict:
         """Recompute objective and violations of a plan; O(cuts * layers * edges)."""
@@ -359,7 +329,7 @@ class PlacedPipelineProblem:
         used = sum(stage.replicas for stage in stages)
         if self.use_all and used < self.devices:
             faults.append(Violation("devices", -1, f"{used} of {self.devices} devices are used", used, self.devices))
-        times, cuts, before = [], CutJudge(self.layers, self.boundary), frozenset[int]()
+        times, cuts, before = [], CutJudge(self.layers, self.released), frozenset[int]()
         behind = used
         for number, stage in enumerate(stages):
             time, behind = self._stage_s(stage), behind - stage.replicas
@@ -376,7 +346,7 @@ class PlacedPipelineProblem:
     def _stage_s(self, stage: PlacedStage) -> float:
         compute = math.fsum(self.layers.compute_s[list(stage.layers)])
         exchange = math.fsum(self.layers.weight_bytes[list(stage.layers)]) * self.exchange_s_per_byte(stage.devices)
-        total = max(compute, exchange) if self.cost is StageCost.PAPER else compute + exchange
+        total = compute + exchange if self.adds_up else max(compute, exchange)
         return total / stage.replicas
 
     def _transfer_s(self, cut_bytes: float, stages: tuple[PlacedStage, ...], number: int) -> float:
@@ -386,9 +356,7 @@ class PlacedPipelineProblem:
         inside = inside and stage.first % stage.stride > 0
         end = stage.first + stage.width - 1 if inside else stage.devices[-1]
         seconds = 2 * cut_bytes / self.bandwidth_byte_per_s[self.span_level(last.first, end)]
-        if self.cost is StageCost.PAPER:
-            return seconds
-        return seconds / min(stage.replicas, last.replicas)
+        return seconds / min(stage.replicas, last.replicas) if self.adds_up else seconds
 
     def trivial(self) -> tuple[tuple[str, tuple[PlacedStage, ...]], ...]:
         """One device, and data parallelism over all devices."""
@@ -415,7 +383,7 @@ def _coverage_faults(
 
 def _places(problem: PlacedPipelineProblem, stages: tuple[PlacedStage, ...]) -> list[Violation]:
     """Whether the stages take the devices from the left, without holes, and copies take whole units."""
-    strides = {problem.unit_devices(level) for level in range(1, len(problem.fanout))}
+    strides = {problem.unit_devices(level) for level in range(1, len(problem.machines))}
     free, offset, section = 0, 0, (1, 0)
     for number, stage in enumerate(stages):
         copies = (stage.copies, stage.stride)
