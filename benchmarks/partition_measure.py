@@ -173,7 +173,7 @@ def _pipedream(case: Case) -> PipeDreamProblem:
         transfers=case["transfers"],
         memory=Memory(memory, released=True) if memory else Memory(),
         replicate=case["replicate"],
-        use_fewer=case["idle"],
+        use_all=not case["idle"],
     )
 
 
@@ -185,6 +185,7 @@ def _placed(case: Case) -> PlacedPipelineProblem:
         tuple(case["bandwidth_byte_per_s"]),
         ~Released.NOTHING,
         transfers=case["transfers"],
+        use_all=False,
     )
 
 

@@ -136,7 +136,7 @@ def _runs(
 
     def rest(before: Cut, units: int) -> Iterator[tuple[ReplicatedStage, ...]]:
         if before == stop:
-            if units == 0 or problem.use_fewer:
+            if units == 0 or not problem.use_all:
                 yield ()
             return
         for cut in cuts:

@@ -65,5 +65,5 @@ def released_problem(row: dict[str, Any]) -> PipeDreamProblem:
         transfers=bool(row["comm"]),
         memory=Memory(16e9, released=True) if row["mem"] else Memory(),
         replicate=not row["straight"],
-        use_fewer=bool(row["fewer"]),
+        use_all=not row["fewer"],
     )

@@ -90,7 +90,7 @@ def test_bytes_at_a_cut(before: tuple[int, ...], live: float, released: float) -
     rest = tuple(sorted(set(range(4)) - set(before)))
     plan = (ReplicatedStage(before, 1), ReplicatedStage(rest, 1)) if rest else (ReplicatedStage(before, 1),)
     for rules, expected in ((Released.COST, live), (Released.COST | Released.CUT_BYTES, released)):
-        problem = PipeDreamProblem(DIAMOND, (2,), (0.01,), rules, use_fewer=True)
+        problem = PipeDreamProblem(DIAMOND, (2,), (0.01,), rules, use_all=False)
         assert problem.judge(plan).objective == pytest.approx(2 * expected / 0.01 if rest else 10.0)
 
 
@@ -132,7 +132,7 @@ def test_bad_problems() -> None:
     with pytest.raises(ModelError, match="negative"):
         chain_layers([-1.0], [0.0], [0.0])
     with pytest.raises(UsageError, match="idle"):
-        search_partition(PipeDreamProblem(CHAIN, (2, 2), (1.0, 1.0), memory=Memory(1e3), use_fewer=True))
+        search_partition(PipeDreamProblem(CHAIN, (2, 2), (1.0, 1.0), memory=Memory(1e3), use_all=False))
 
 
 def test_nothing_fits() -> None:
@@ -239,7 +239,7 @@ def test_fast_inner_links_never_hurt(
     rules = Released.COST | Released.CUT_BYTES
     nested = PipeDreamProblem(layers, fanout, speeds, rules)
     assert search_partition(nested).objective * 1e3 == pytest.approx(released_ms, abs=0.05)
-    result = search_partition(PlacedPipelineProblem(layers, fanout, speeds, rules))
+    result = search_partition(PlacedPipelineProblem(layers, fanout, speeds, rules, use_all=False))
     assert result.objective * 1e3 <= flat_ms
     assert result.proven
 
@@ -251,7 +251,7 @@ def test_placed_is_never_worse_than_flat(profile: str) -> None:
         flat = search_partition(PipeDreamProblem(layers, (8,), (speed,)))
         one_level = search_partition(PlacedPipelineProblem(layers, (8,), (speed,), use_all=True))
         assert one_level.objective >= flat.objective * (1 - 1e-12)  # the first stage's sending is charged as well
-        on_servers = search_partition(PlacedPipelineProblem(layers, (4, 2), (10 * speed, speed)))
+        on_servers = search_partition(PlacedPipelineProblem(layers, (4, 2), (10 * speed, speed), use_all=False))
         assert on_servers.objective <= one_level.objective * (1 + 1e-12)
 
 

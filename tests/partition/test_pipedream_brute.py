@@ -33,7 +33,7 @@ def test_one_level(
     layers: Layers, machines: int, speed: float, memory: Memory, replicate: bool, use_fewer: bool, terms: dict
 ) -> None:
     problem = PipeDreamProblem(
-        layers, (machines,), (speed,), memory=memory, replicate=replicate, use_fewer=use_fewer, **terms
+        layers, (machines,), (speed,), memory=memory, replicate=replicate, use_all=not use_fewer, **terms
     )
     oracle, result = by_force(problem), search_partition(problem)
     assert same(result.objective, oracle.objective)
@@ -67,7 +67,7 @@ def test_several_levels(
         speeds[: len(machines)],
         memory=memory,
         replicate=replicate,
-        use_fewer=use_fewer and len(machines) < 3,
+        use_all=not use_fewer or len(machines) >= 3,
         **terms,
     )
     oracle, result = by_force(problem), search_partition(problem)

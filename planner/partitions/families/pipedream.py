@@ -6,7 +6,6 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from planner.costs import imported_profile
 from planner.errors import PlanError, UsageError
@@ -85,10 +84,8 @@ def _problem(instance: Instance, options: PartitionOptions) -> PartitionProblem:
     released = ~Released.NOTHING if options.cost == "released" else Released.NOTHING
     machines, rates = options.machines or (), options.bandwidth_byte_per_s or ()
     memory = Memory(math.inf if options.memory_bytes is None else options.memory_bytes)
-    terms: dict[str, Any] = {"released": released, "transfers": bool(options.transfers), "memory": memory}
-    if options.layout == "placed":
-        return PlacedPipelineProblem(layers, machines, rates, **terms, use_all=not options.idle)
-    return PipeDreamProblem(layers, machines, rates, **terms, use_fewer=bool(options.idle))
+    kind = PlacedPipelineProblem if options.layout == "placed" else PipeDreamProblem
+    return kind(layers, machines, rates, released, bool(options.transfers), memory, use_all=not options.idle)
 
 
 def _encode(

@@ -8,10 +8,9 @@ good plan, then over all cuts below rising limits for the proof (`LineSearch`).
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ import numpy as np
 from planner.errors import UsageError
 from planner.memory import fits
 from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Search
-from planner.solvers.partition.pipedream_sweep import Cuts, Layout, Pricing, Step, Sweep, all_cuts, layout_on
+from planner.solvers.partition.pipedream_sweep import Cuts, Moves, Step, Sweep, all_cuts, moves_on
 from planner.space.partition import (
     PipeDreamProblem,
     PlacedPipelineProblem,
@@ -123,7 +122,7 @@ class NestedTables:
             best = np.full((rows, self.cuts.count), np.inf)
             if used == 1 or self.problem.replicate:
                 best = self._stage(level, context, machines - used, used, first=True)[:rows].copy()
-            if self.problem.use_fewer:
+            if not self.problem.use_all:
                 best = np.minimum(best, runs[used - 1])
             for replicas in range(1, used if self.problem.replicate else min(used, 2)):
                 stage = self._stage(level, context, machines - used, replicas, first=False)
@@ -144,7 +143,7 @@ class NestedTables:
         """The stages behind an entry of a table."""
         runs = self._table(level, context)
         machines, time = self.problem.machines[level], runs[units][start, stop] * _SAME
-        if self.problem.use_fewer and units > 1 and runs[units - 1][start, stop] <= time:
+        if not self.problem.use_all and units > 1 and runs[units - 1][start, stop] <= time:
             return self._trace(level, context, start, stop, units - 1)
         behind = machines - units
         if units == 1 or self.problem.replicate:
@@ -177,22 +176,18 @@ _MOST_PAIRED = 800
 
 @dataclass(slots=True)
 class LineSearch:
-    """Search for the fastest plan of stages in line, on each of several numbers of devices.
+    """Search for the fastest plan of stages in line, on all devices or on each number of them, largest first.
 
     Attributes:
         search: the problem, its best plan and bound.
-        counts: numbers of devices to try, most promising first.
-        layout_of: the layout of so many devices.
-        pricing: the pricing of so many devices.
         stage: makes a stage of the plan from its layers and place (first device, width, copies, stride).
+        moves: by number of devices, the places of stages on them.
         pairs: pairs of cuts that were priced.
     """
 
     search: Search
-    counts: Sequence[int]
-    layout_of: Callable[[int], Layout]
-    pricing: Callable[[int], Pricing]
     stage: Callable[[tuple[int, ...], tuple[int, int, int, int]], Any]
+    moves: dict[int, Moves] = field(default_factory=dict)
     pairs: int = 0
 
     def climb(self, cuts: Cuts) -> None:
@@ -201,7 +196,7 @@ class LineSearch:
         Without all cuts, the bound stays the compute time divided by the devices.
         """
         search = self.search
-        search.prove(float(cuts.compute_s[-1]) / max(self.counts))
+        search.prove(float(cuts.compute_s[-1]) / search.problem.devices)
         for cut_limit in _COARSE:
             if cuts.count > 2 * cut_limit:
                 self._below(search.objective, cuts.coarse(cut_limit))
@@ -219,12 +214,14 @@ class LineSearch:
 
     def _below(self, limit: float, cuts: Cuts) -> bool:
         """Search for plans below a limit; returns whether one was found."""
-        goal, deadline = limit, self.search.deadline
-        for count in self.counts:
+        goal, deadline, problem = limit, self.search.deadline, self.search.problem
+        for count in range(problem.devices, problem.devices - 1 if problem.use_all else 0, -1):
             if cuts.compute_s[-1] / count >= goal:
                 continue
             deadline.check()
-            sweep = Sweep(cuts, self.layout_of(count), self.pricing(count), goal, deadline.check)
+            if count not in self.moves:
+                self.moves[count] = moves_on(problem, count, deadline)
+            sweep = Sweep(problem, cuts, count, self.moves[count], goal, deadline.check)
             try:
                 best = sweep.run()
             finally:
@@ -261,17 +258,17 @@ def solve_nested(search: Search) -> None:
     problem: PipeDreamProblem = search.problem
     levels = len(problem.machines)
     stashed = not problem.memory.released and math.isfinite(problem.memory.device_bytes)
-    if levels > 1 and stashed and problem.use_fewer:
+    if levels > 1 and stashed and not problem.use_all:
         raise UsageError(
             "memory cannot be counted device by device while units of several levels may stay idle",
-            hint="use a PlacedPipelineProblem, or use_fewer=False",
+            hint="use a PlacedPipelineProblem, or all units",
         )
     cuts = _cuts_of(search, problem.released)
     complete = cuts.complete and (levels == 1 or cuts.count <= _MOST_PAIRED)
     search.space = f"replicated stages on {levels} level{'s' if levels > 1 else ''}"
     search.space += "" if complete else ", some of the cuts only"
     if levels == 1:
-        _solve_flat(search, problem, cuts)
+        LineSearch(search, lambda layers, place: ReplicatedStage(layers, place[1])).climb(cuts)
         return
     search.prove(float(cuts.compute_s[-1]) / problem.devices)
     searched_cuts = cuts if cuts.count <= _MOST_PAIRED else cuts.coarse(_MOST_PAIRED)
@@ -281,18 +278,6 @@ def solve_nested(search: Search) -> None:
         search.offer(plan, time)
     if searched_cuts.complete:
         search.prove(min(time, search.objective))
-
-
-def _solve_flat(search: Search, problem: PipeDreamProblem, cuts: Cuts) -> None:
-    machines = problem.machines[0]
-    line = PlacedPipelineProblem(problem.layers, problem.machines, problem.bandwidth_byte_per_s, problem.released)
-    LineSearch(
-        search,
-        list(range(machines, 0, -1)) if problem.use_fewer else [machines],
-        functools.cache(lambda devices: layout_on(line, devices, search.deadline, replicate=problem.replicate)),
-        lambda devices: Pricing(problem, True, (machines - devices) * problem.memory.released),
-        lambda layers, place: ReplicatedStage(layers, place[1]),
-    ).climb(cuts)
 
 
 def solve_placed(search: Search) -> None:
@@ -305,13 +290,7 @@ def solve_placed(search: Search) -> None:
     cuts = _cuts_of(search, problem.released & ~Released.CUTS)
     search.space = "stages in line on a tree of devices"
     search.space += "" if cuts.complete else ", cut along the topological order"
-    LineSearch(
-        search,
-        [problem.devices] if problem.use_all else list(range(problem.devices, 0, -1)),
-        functools.cache(lambda devices: layout_on(problem, devices, search.deadline)),
-        lambda _: Pricing(problem, receiver=False),
-        lambda layers, place: PlacedStage(layers, *place),
-    ).climb(cuts)
+    LineSearch(search, lambda layers, place: PlacedStage(layers, *place)).climb(cuts)
 
 
 PARTITION_SOLVERS.register("hierarchical-dp", PartitionSolver(PipeDreamProblem, solve_nested))

@@ -5,8 +5,8 @@ of E devices used, the compute time before a cut lies between total - limit (E -
 cuts remain at each site, so that graphs with hundreds of thousands of cuts are solved exactly. No plan below the limit
 is lost: if none is found, the limit is a lower bound.
 
-`Cuts` holds all cuts of a layer graph as arrays, sorted by the compute time before the cut. `Layout` holds the sites
-(how many devices are used, and where inside a unit) and moves (a stage on the next devices) on a tree of levels.
+`Cuts` holds all cuts of a layer graph as arrays, sorted by the compute time before the cut. Sites are how many devices
+are used, and where inside a unit; a `Move` is a stage on the next devices of a tree of levels.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 from planner.graph.ideals import ancestor_bits, enumerate_ideals, prefix_ideals
 from planner.memory import fits
 from planner.solvers.partition import Deadline, OutOfTime
-from planner.space.partition import Layers, PlacedPipelineProblem, Released, ReplicatedPipeline
+from planner.space.partition import Layers, PipeDreamProblem, Released, ReplicatedPipeline
 
 _CHUNK = 1 << 15
 
@@ -192,36 +192,8 @@ class Move:
     place: tuple[int, int, int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Places of stages if exactly `devices` devices are used: moves by site, sites in topological order."""
-
-    devices: int
-    moves: tuple[tuple[Move, ...], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Pricing:
-    """Prices of stages and cuts.
-
-    Attributes:
-        problem: with the cost rule, transfers, links and memory.
-        receiver: whether the transfer after the first stage is divided by the receiver's replicas only.
-        idle_behind_first: unused devices that count as later stages of the first one (the released memory rule).
-    """
-
-    problem: ReplicatedPipeline
-    receiver: bool
-    idle_behind_first: int = 0
-
-    def cut_s_per_byte(self, tail: Tail, level: int, replicas: int) -> float:
-        """Seconds per byte at the cut between a last stage `tail` and a next one on `replicas` devices."""
-        if not self.problem.transfers or tail.replicas == 0:
-            return 0.0
-        sharing = replicas if tail.first and self.receiver else min(replicas, tail.replicas)
-        return 2.0 / (
-            self.problem.bandwidth_byte_per_s[max(tail.level, level)] * (sharing if self.problem.adds_up else 1)
-        )
+Moves = tuple[tuple[Move, ...], ...]
+"""Places of stages if a certain number of devices is used: moves by site, sites in topological order."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -243,26 +215,37 @@ class Sweep:
     """One sweep. Labels of a site: for each tail, cuts (rows, ascending) with the time of the slowest stage so far.
 
     Args:
+        problem: what stages and cuts cost. If it is nested, the transfer after the first stage is divided by the
+            receiver's replicas only.
         cuts: where the graph may be cut.
-        layout: where stages may go.
-        pricing: what they cost.
+        devices: how many are used. Under the released memory rule of a nested problem, those that are not used count as
+            later stages of the first one.
+        moves: where stages may go.
         limit: only plans below this time are searched for.
         check: called often; raises to stop.
     """
 
-    def __init__(self, cuts: Cuts, layout: Layout, pricing: Pricing, limit: float, check: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        problem: ReplicatedPipeline,
+        cuts: Cuts,
+        devices: int,
+        moves: Moves,
+        limit: float,
+        check: Callable[[], None],
+    ) -> None:
+        self.problem, self.nested = problem, isinstance(problem, PipeDreamProblem)
         self.cuts = cuts
-        self.layout = layout
-        self.pricing = pricing
+        self.devices, self.moves = devices, moves
         self.limit = limit
         self.check = check
-        self.labels: list[Labels] = [{} for _ in range(len(layout.moves) + 1)]
+        self.labels: list[Labels] = [{} for _ in range(len(moves) + 1)]
         self.pairs = 0
 
     def run(self) -> tuple[float, tuple[Step, ...]] | None:
         """The fastest plan and its time; None if there is none below the limit."""
         self.labels[0][Tail(0, 0, False)] = (np.zeros(1, dtype=np.int64), np.zeros(1))
-        for site, moves in enumerate(self.layout.moves):
+        for site, moves in enumerate(self.moves):
             merged: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
             for move in moves if self.labels[site] else ():
                 key = (move.level, move.replicas)
@@ -275,13 +258,21 @@ class Sweep:
         best, tail = min(ends)
         return best, self._trace(tail, best)
 
+    def _cut_s_per_byte(self, tail: Tail, level: int, replicas: int) -> float:
+        """Seconds per byte at the cut between a last stage `tail` and a next one on `replicas` devices."""
+        if not self.problem.transfers or tail.replicas == 0:
+            return 0.0
+        sharing = replicas if tail.first and self.nested else min(replicas, tail.replicas)
+        speed = self.problem.bandwidth_byte_per_s[max(tail.level, level)]
+        return 2.0 / (speed * (sharing if self.problem.adds_up else 1))
+
     def _merge(self, site: int, move: Move) -> tuple[np.ndarray, np.ndarray]:
         """Cuts at a site and their least times over all tails, the transfer into the move's stage included."""
         labels = self.labels[site]
         low = min(int(rows[0]) for rows, _ in labels.values())
         best = np.full(max(int(rows[-1]) for rows, _ in labels.values()) + 1 - low, np.inf)
         for tail, (rows, times) in labels.items():
-            price = self.pricing.cut_s_per_byte(tail, move.level, move.replicas)
+            price = self._cut_s_per_byte(tail, move.level, move.replicas)
             at = rows - low
             best[at] = np.minimum(best[at], np.maximum(times, price * self.cuts.cut_bytes[rows]))
         rows = np.flatnonzero(best < self.limit)
@@ -290,7 +281,7 @@ class Sweep:
     def _goals(self, move: Move, tail: Tail) -> np.ndarray:
         """Cuts that can end a move's stage, by the compute time before them and the least time of their transfer."""
         cuts, last = self.cuts, self.cuts.count - 1
-        ahead = self.layout.devices - move.used
+        ahead = self.devices - move.used
         if ahead == 0:
             return np.array([last])
         low, high = 1, last
@@ -299,9 +290,9 @@ class Sweep:
             low = max(1, int(np.searchsorted(cuts.compute_s, total - self.limit * ahead * _SLACK, "left")))
             high = min(last, int(np.searchsorted(cuts.compute_s, self.limit * move.used * _SLACK, "right")))
         rows = np.arange(low, max(low, high))
-        replicas = ahead if self.pricing.problem.adds_up else 1
-        levels = range(move.tail_level, len(self.pricing.problem.bandwidth_byte_per_s))
-        least_s_per_byte = min(self.pricing.cut_s_per_byte(tail, level, replicas) for level in levels)
+        replicas = ahead if self.problem.adds_up else 1
+        levels = range(move.tail_level, len(self.problem.bandwidth_byte_per_s))
+        least_s_per_byte = min(self._cut_s_per_byte(tail, level, replicas) for level in levels)
         return rows[least_s_per_byte * cuts.cut_bytes[rows] < self.limit] if least_s_per_byte else rows
 
     def _extend(self, site: int, move: Move, rows: np.ndarray, times: np.ndarray) -> None:
@@ -351,14 +342,15 @@ class Sweep:
 
     def _stage_s(self, site: int, move: Move, rows: np.ndarray, goals: np.ndarray) -> np.ndarray:
         """[rows, goals] seconds per minibatch of the stage between two cuts; infinite where it does not fit."""
-        cuts, memory = self.cuts, self.pricing.problem.memory
+        cuts, memory = self.cuts, self.problem.memory
         compute = cuts.compute_s[goals][None, :] - cuts.compute_s[rows][:, None]
         weights = cuts.weight_bytes[goals][None, :] - cuts.weight_bytes[rows][:, None]
         exchange = weights * move.exchange_s_per_byte
-        stage = compute + exchange if self.pricing.problem.adds_up else np.maximum(compute, exchange)
+        stage = compute + exchange if self.problem.adds_up else np.maximum(compute, exchange)
         stage /= move.replicas
         if math.isfinite(memory.device_bytes):
-            behind = self.layout.devices - move.used + (self.pricing.idle_behind_first if site == 0 else 0)
+            counted = self.problem.devices if site == 0 and self.nested and memory.released else self.devices
+            behind = counted - move.used
             saved = cuts.saved_bytes[goals][None, :] - cuts.saved_bytes[rows][:, None]
             in_flight = memory.in_flight(behind, move.replicas)
             needed = memory.needed(weights, saved, cuts.cut_bytes[rows][:, None], in_flight)
@@ -390,13 +382,13 @@ class Sweep:
     def _step_before(self, target: int, tail: Tail, row: int, time: float) -> tuple[int, Tail, Step, float]:
         """The last stage behind a label, with the site, tail and time before it."""
         goal = np.array([row])
-        for site, moves in enumerate(self.layout.moves[:target]):
+        for site, moves in enumerate(self.moves[:target]):
             for move in moves:
                 made = Tail(move.tail_level, move.replicas, site == 0)
                 if move.target != target or made != tail:
                     continue
                 for before, (rows, times) in sorted(self.labels[site].items()):
-                    price = self.pricing.cut_s_per_byte(before, move.level, move.replicas)
+                    price = self._cut_s_per_byte(before, move.level, move.replicas)
                     slowest = np.maximum(times, price * self.cuts.cut_bytes[rows])
                     reached = self._block(site, move, rows, slowest, goal)[:, 0]
                     at = int(np.argmin(reached))
@@ -409,15 +401,15 @@ Site = tuple[int, int, int, int]
 """(devices before the section, copies, stride, offset inside a unit); (p, 1, 0, 0) outside sections of copied units."""
 
 
-def layout_on(problem: PlacedPipelineProblem, devices: int, deadline: Deadline, *, replicate: bool = True) -> Layout:
-    """Layout of `devices` devices: runs of neighbours, and sections of several units that run the same stages."""
+def moves_on(problem: ReplicatedPipeline, devices: int, deadline: Deadline) -> Moves:
+    """Moves on `devices` devices: runs of neighbours, and sections of several units that run the same stages."""
     moves_from: dict[Site, list[tuple[Site, Move]]] = defaultdict(list)
     for before in range(devices):
-        for width in range(1, devices - before + 1 if replicate else 2):
+        for width in range(1, devices - before + 1 if problem.replicate else 2):
             deadline.check()
             after: Site = (before + width, 1, 0, 0)
             moves_from[(before, 1, 0, 0)].append((after, _move(problem, (before, 1, 0, 0), after, width)))
-        for level in range(1, len(problem.machines)):
+        for level in range(1, len(problem.machines) if problem.replicate else 0):
             stride = problem.unit_devices(level)
             if before % stride == 0:
                 for copies in range(2, (devices - before) // stride + 1):
@@ -429,7 +421,7 @@ def layout_on(problem: PlacedPipelineProblem, devices: int, deadline: Deadline, 
     for site in sites[:-1]:
         moves = sorted(moves_from[site], key=lambda way: (number[way[0]], way[1].place))
         rows.append(tuple(replace(move, target=number[after]) for after, move in moves))
-    return Layout(devices, tuple(rows))
+    return tuple(rows)
 
 
 def _order(site: Site) -> tuple[int, ...]:
@@ -439,7 +431,7 @@ def _order(site: Site) -> tuple[int, ...]:
 
 
 def _add_section(
-    problem: PlacedPipelineProblem,
+    problem: ReplicatedPipeline,
     moves: dict[Site, list[tuple[Site, Move]]],
     before: int,
     copies: int,
@@ -455,7 +447,7 @@ def _add_section(
             moves[site].append((after, _move(problem, (before, copies, stride, offset), after, width)))
 
 
-def _move(problem: PlacedPipelineProblem, site: Site, after: Site, width: int) -> Move:
+def _move(problem: ReplicatedPipeline, site: Site, after: Site, width: int) -> Move:
     before, copies, stride, offset = site
     first = before + offset
     devices = [first + k * stride + i for k in range(copies) for i in range(width)]

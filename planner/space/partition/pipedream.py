@@ -43,13 +43,7 @@ from typing import ClassVar
 from planner.errors import UsageError
 from planner.hardware.tiers import moved_bytes
 from planner.hardware.types import Collective
-from planner.space.partition.pipedream_terms import (
-    NO_LIMIT,
-    CutJudge,
-    Layers,
-    Memory,
-    Released,
-)
+from planner.space.partition.pipedream_terms import NO_LIMIT, CutJudge, Layers, Memory, Released
 from planner.space.partition.verdict import Verdict, over_memory
 from planner.space.types import Violation
 
@@ -80,6 +74,8 @@ class ReplicatedPipeline:
         released: what is priced and allowed as in the released code.
         transfers: whether cuts take time (the released code's default is no).
         memory: limit of a device.
+        replicate: whether stages may have replicas.
+        use_all: whether all devices (all units of a level) must be used.
     """
 
     unit: ClassVar[str] = "s"
@@ -91,6 +87,8 @@ class ReplicatedPipeline:
     released: Released = Released.COST
     transfers: bool = True
     memory: Memory = NO_LIMIT
+    replicate: bool = True
+    use_all: bool = True
 
     def __post_init__(self) -> None:
         if not self.machines or len(self.machines) != len(self.bandwidth_byte_per_s):
@@ -110,18 +108,41 @@ class ReplicatedPipeline:
         """True if computation and exchange of a stage add up, and its replicas share transfers (`Released.COST`)."""
         return Released.COST in self.released
 
+    def unit_devices(self, level: int) -> int:
+        """Devices of one unit of a level; a device is a unit of level 0."""
+        return math.prod(self.machines[:level])
 
-@dataclass(frozen=True, eq=False)
+    def span_level(self, first: int, last: int) -> int:
+        """Level of the slowest links between two devices: 0 when they share a lowest unit."""
+        for level in range(len(self.machines)):
+            size = self.unit_devices(level + 1)
+            if first // size == last // size:
+                return level
+        raise UsageError(f"device {last} is not in the cluster", where="devices")
+
+    def exchange_s_per_byte(self, devices: Sequence[int]) -> float:
+        """Seconds to exchange one byte of weights among replicas on these devices (K of the module)."""
+        if len(devices) < 2:
+            return 0.0
+        level = self.span_level(min(devices), max(devices))
+        flat = self._traffic(len(devices)) / self.bandwidth_byte_per_s[level]
+        if level == 0:
+            return flat
+        by_level = 0.0
+        for level, speed in enumerate(self.bandwidth_byte_per_s):
+            inner, outer = self.unit_devices(level), self.unit_devices(level + 1)
+            units: dict[int, set[int]] = {}
+            for device in devices:
+                units.setdefault(device // outer, set()).add(device // inner)
+            by_level += self._traffic(max(map(len, units.values()))) / speed
+        return min(flat, by_level)
+
+    def _traffic(self, count: int) -> float:
+        return 2 * moved_bytes(Collective.ALL_REDUCE, 1.0, count) if self.adds_up else 2.0 * (count - 1)
+
+
 class PipeDreamProblem(ReplicatedPipeline):
-    """Hierarchical replicated stages: all units over which a stage is replicated are cut alike.
-
-    Attributes:
-        replicate: whether stages may have replicas.
-        use_fewer: whether units may stay idle.
-    """
-
-    replicate: bool = True
-    use_fewer: bool = False
+    """Hierarchical replicated stages: all units over which a stage is replicated are cut alike."""
 
     def judge(self, decision: Sequence[ReplicatedStage]) -> Verdict:
         """Objective and broken limits of a plan; O(cuts * layers * edges)."""
@@ -134,7 +155,7 @@ class PipeDreamProblem(ReplicatedPipeline):
         return Verdict(max(times), tuple(judge.violations), tuple(times))
 
     def trivial(self) -> tuple[tuple[str, tuple[ReplicatedStage, ...]], ...]:
-        """One device (needs `use_fewer`), and data parallelism over all devices."""
+        """One device (without `use_all`), and data parallelism over all devices."""
         layers = tuple(range(self.layers.count))
         one_device: tuple[ReplicatedStage, ...] = ()
         data_parallel: tuple[ReplicatedStage, ...] = ()
@@ -167,7 +188,7 @@ class PlanJudge:
             if stage.replicas > 1 and not problem.replicate:
                 self._fault("option", number, "replicas are not allowed")
         used, have = sum(stage.replicas for stage in stages), problem.machines[level]
-        if used > have or (used < have and not problem.use_fewer):
+        if used > have or (used < have and problem.use_all):
             self._fault("devices", -1, f"{used} of {have} units of level {level + 1} are used", used, have)
         return True
 
@@ -278,47 +299,8 @@ class PlacedStage:
         return self.width * self.copies
 
 
-@dataclass(frozen=True, eq=False)
 class PlacedPipelineProblem(ReplicatedPipeline):
-    """Stages on a tree of devices; all cuts are allowed.
-
-    Attributes:
-        use_all: whether every device must be used.
-    """
-
-    use_all: bool = False
-
-    def unit_devices(self, level: int) -> int:
-        """Devices of one unit of a level; a device is a unit of level 0."""
-        return math.prod(self.machines[:level])
-
-    def span_level(self, first: int, last: int) -> int:
-        """Level of the slowest links between two devices: 0 when they share a lowest unit."""
-        for level in range(len(self.machines)):
-            size = self.unit_devices(level + 1)
-            if first // size == last // size:
-                return level
-        raise UsageError(f"device {last} is not in the cluster", where="devices")
-
-    def exchange_s_per_byte(self, devices: Sequence[int]) -> float:
-        """Seconds to exchange one byte of weights among replicas on these devices (K above)."""
-        if len(devices) < 2:
-            return 0.0
-        level = self.span_level(min(devices), max(devices))
-        flat = self._traffic(len(devices)) / self.bandwidth_byte_per_s[level]
-        if level == 0:
-            return flat
-        by_level = 0.0
-        for level, speed in enumerate(self.bandwidth_byte_per_s):
-            inner, outer = self.unit_devices(level), self.unit_devices(level + 1)
-            units: dict[int, set[int]] = {}
-            for device in devices:
-                units.setdefault(device // outer, set()).add(device // inner)
-            by_level += self._traffic(max(map(len, units.values()))) / speed
-        return min(flat, by_level)
-
-    def _traffic(self, count: int) -> float:
-        return 2 * moved_bytes(Collective.ALL_REDUCE, 1.0, count) if self.adds_up else 2.0 * (count - 1)
+    """Stages on a tree of devices; all cuts are allowed."""
 
     def judge(self, decision: Sequence[PlacedStage]) -> Verdict:
         """Recompute objective and violations of a plan; O(cuts * layers * edges)."""
@@ -332,6 +314,8 @@ class PlacedPipelineProblem(ReplicatedPipeline):
         times, cuts, before = [], CutJudge(self.layers, self.released), frozenset[int]()
         behind = used
         for number, stage in enumerate(stages):
+            if stage.replicas > 1 and not self.replicate:
+                faults.append(Violation("option", number, "replicas are not allowed"))
             time, behind = self._stage_s(stage), behind - stage.replicas
             received = cuts.cut_bytes(before) if number else 0.0
             if number and self.transfers:
