@@ -130,15 +130,10 @@ def _encode(
     instance: Instance, problem: IterationProblem, decision: IterationDecision, verdict: Verdict, order: Sequence[int]
 ) -> tuple[Part, ...]:
     """The stages as parts; `order` are the positions of the layers."""
-    parts, count = [], len(decision)
-    for number, (stage, value) in enumerate(zip(decision, verdict.parts, strict=True)):
-        devices, at = int(problem.config_devices[stage.config]), (stage.first, stage.last, stage.config)
-        kept_bytes = None
-        if problem.fixed_bytes is not None and problem.activation_bytes is not None:
-            in_flight = min(count - number, problem.micro_batches)
-            kept_bytes = float(problem.fixed_bytes[at] + in_flight * problem.activation_bytes[at])
+    parts = []
+    for stage, value, kept_bytes in zip(decision, verdict.parts, verdict.kept_bytes, strict=True):
+        devices, name = int(problem.config_devices[stage.config]), problem.names[stage.config]
         nodes = instance.ranges(order[stage.first : stage.last + 1])
-        name = problem.names[stage.config]
         parts.append(Part("stage", nodes, value, kept_bytes, devices=devices, configuration=name))
     return tuple(parts)
 

@@ -16,7 +16,6 @@ from planner.partitions.families._iteration import iteration_objective, layer_it
 from planner.partitions.options import PartitionOptions, check_devices
 from planner.partitions.plan_file import Part
 from planner.space.partition import (
-    CutJudge,
     IterationProblem,
     Layers,
     Memory,
@@ -91,21 +90,14 @@ def _problem(instance: Instance, options: PartitionOptions) -> PartitionProblem:
 def _encode(
     instance: Instance,
     problem: PipeDreamProblem | PlacedPipelineProblem,
-    decision: Sequence[ReplicatedStage] | Sequence[PlacedStage],
+    decision: Sequence[ReplicatedStage | PlacedStage],
     verdict: Verdict,
 ) -> tuple[Part, ...]:
-    stages: tuple[ReplicatedStage | PlacedStage, ...] = tuple(decision)
-    parts, behind, before = [], sum(stage.replicas for stage in stages), frozenset[int]()
-    cuts = CutJudge(problem.layers, problem.released)
-    for stage, value in zip(stages, verdict.parts, strict=True):
-        behind -= stage.replicas
-        received = cuts.cut_bytes(before) if before else 0.0
-        before = before | set(stage.layers)
-        kept_bytes = None
-        if not getattr(stage, "inner", ()):
-            kept_bytes = problem.memory.kept_bytes(problem.layers, stage.layers, behind, stage.replicas, received)
-        parts.append(_part(instance, problem, stage, value, kept_bytes))
-    return tuple(parts)
+    kept_bytes = verdict.kept_bytes or (None,) * len(decision)
+    return tuple(
+        _part(instance, problem, stage, value, kept)
+        for stage, value, kept in zip(decision, verdict.parts, kept_bytes, strict=True)
+    )
 
 
 def _part(

@@ -31,7 +31,6 @@ from planner.space.partition.pipedream import PlacedPipelineProblem as PlacedPip
 from planner.space.partition.pipedream import PlacedStage as PlacedStage
 from planner.space.partition.pipedream import ReplicatedPipeline as ReplicatedPipeline
 from planner.space.partition.pipedream import ReplicatedStage as ReplicatedStage
-from planner.space.partition.pipedream_terms import CutJudge as CutJudge
 from planner.space.partition.pipedream_terms import Layers as Layers
 from planner.space.partition.pipedream_terms import Memory as Memory
 from planner.space.partition.pipedream_terms import Released as Released

@@ -151,8 +151,8 @@ class PipeDreamProblem(ReplicatedPipeline):
         if not judge.shape(len(self.machines) - 1, stages, tuple(range(self.layers.count))):
             return Verdict(math.inf, tuple(judge.violations))
         times = judge.run(len(self.machines) - 1, stages, frozenset())
-        judge.memory(stages)
-        return Verdict(max(times), tuple(judge.violations), tuple(times))
+        kept_bytes = judge.memory(stages)
+        return Verdict(max(times), tuple(judge.violations), tuple(times), kept_bytes)
 
     def trivial(self) -> tuple[tuple[str, tuple[ReplicatedStage, ...]], ...]:
         """One device (without `use_all`), and data parallelism over all devices."""
@@ -227,19 +227,22 @@ class PlanJudge:
         sharing = replicas if self.problem.adds_up else 1
         return 2 * self.cuts.cut_bytes(before) / (self.problem.bandwidth_byte_per_s[level] * sharing)
 
-    def memory(self, stages: tuple[ReplicatedStage, ...]) -> None:
-        """Add a violation for each stage whose devices exceed the memory under the problem's rule."""
-        if math.isinf(self.problem.memory.device_bytes):
-            return
+    def memory(self, stages: tuple[ReplicatedStage, ...]) -> tuple[float, ...]:
+        """Add a violation for each stage whose devices exceed the memory under the problem's rule.
+
+        Returns:
+            Bytes that a device of each stage keeps; empty on several levels, and under the released rule.
+        """
         if self.problem.memory.released:
             self._released_memory(len(self.problem.machines) - 1, stages)
-            return
-        flat = list(_devices(stages, 1))
+            return ()
+        flat, kept = list(_devices(stages, 1)), []
         behind, before = sum(replicas for _, replicas in flat), frozenset[int]()
         for number, (layers, replicas) in enumerate(flat):
             behind -= replicas
-            self._check_memory(number, layers, behind, replicas, self.cuts.cut_bytes(before))
+            kept.append(self._check_memory(number, layers, behind, replicas, self.cuts.cut_bytes(before)))
             before = before | set(layers)
+        return tuple(kept) if len(self.problem.machines) == 1 else ()
 
     def _released_memory(self, level: int, stages: tuple[ReplicatedStage, ...]) -> None:
         """The released rule on each level; idle units count as later stages of the first one."""
@@ -250,11 +253,12 @@ class PlanJudge:
             if level:
                 self._released_memory(level - 1, stage.inner)
 
-    def _check_memory(self, number: int, layers: tuple[int, ...], behind: int, replicas: int, received: float) -> None:
+    def _check_memory(self, number: int, layers: tuple[int, ...], behind: int, replicas: int, received: float) -> float:
         memory = self.problem.memory
         needed, have = memory.kept_bytes(self.problem.layers, layers, behind, replicas, received), memory.device_bytes
         message = f"a device of the stage keeps {needed:.0f} of {have:.0f} bytes"
         self.violations += over_memory(number, needed, have, message)
+        return needed
 
     def _fault(self, kind: str, stage: int, message: str, needed: float = 0.0, available: float = 0.0) -> bool:
         self.violations.append(Violation(kind, stage, message, needed, available))
@@ -311,7 +315,7 @@ class PlacedPipelineProblem(ReplicatedPipeline):
         used = sum(stage.replicas for stage in stages)
         if self.use_all and used < self.devices:
             faults.append(Violation("devices", -1, f"{used} of {self.devices} devices are used", used, self.devices))
-        times, cuts, before = [], CutJudge(self.layers, self.released), frozenset[int]()
+        times, kept, cuts, before = [], [], CutJudge(self.layers, self.released), frozenset[int]()
         behind = used
         for number, stage in enumerate(stages):
             if stage.replicas > 1 and not self.replicate:
@@ -321,11 +325,11 @@ class PlacedPipelineProblem(ReplicatedPipeline):
             if number and self.transfers:
                 time = max(time, self._transfer_s(received, stages, number))
             times.append(time)
-            needed = self.memory.kept_bytes(self.layers, stage.layers, behind, stage.replicas, received)
-            message = f"a device of the stage keeps {needed:.0f} of {self.memory.device_bytes:.0f} bytes"
-            faults += over_memory(number, needed, self.memory.device_bytes, message)
+            kept.append(self.memory.kept_bytes(self.layers, stage.layers, behind, stage.replicas, received))
+            message = f"a device of the stage keeps {kept[-1]:.0f} of {self.memory.device_bytes:.0f} bytes"
+            faults += over_memory(number, kept[-1], self.memory.device_bytes, message)
             before = before | set(stage.layers)
-        return Verdict(max(times), tuple(faults), tuple(times))
+        return Verdict(max(times), tuple(faults), tuple(times), tuple(kept))
 
     def _stage_s(self, stage: PlacedStage) -> float:
         compute = math.fsum(self.layers.compute_s[list(stage.layers)])

@@ -24,11 +24,13 @@ class Verdict:
         objective: in the problem's unit (`PartitionProblem.unit`); infinite for a malformed decision.
         violations: limits that the decision breaks; empty if it is feasible.
         parts: by device or stage, the values whose maximum or sum is the objective, for reports.
+        kept_bytes: by stage, what one of its devices keeps; empty where that is not counted by stage.
     """
 
     objective: float
     violations: tuple[Violation, ...] = ()
     parts: tuple[float, ...] = ()
+    kept_bytes: tuple[float, ...] = ()
 
     @property
     def feasible(self) -> bool:
