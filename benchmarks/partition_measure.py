@@ -22,14 +22,12 @@ from planner.graph import components, enumerate_ideals
 from planner.importers import OperatorGraph, load_graph, load_operator_graph, piper_from_document
 from planner.solvers.partition import PARTITION_SOLVERS, solve_partition
 from planner.space.partition import (
-    BoundaryBytes,
-    Frontiers,
     MaxLoadProblem,
     Memory,
     PipeDreamProblem,
     PiperProblem,
     PlacedPipelineProblem,
-    StashRule,
+    Released,
     latency_problem,
     max_load_problem,
     piper_problem,
@@ -52,7 +50,7 @@ def measure(case: Case) -> dict[str, Any]:
     cpu = time.process_time()
     row: dict[str, Any] = {"objective": None, "bound": None, "gap": None, "proven": False, "unit": problem.unit}
     try:
-        result = solve_partition(problem, time_limit_s=case["limit_s"], reasons=False)
+        result = solve_partition(problem, time_limit_s=case["limit_s"])
     except InfeasibleError as error:
         row |= {"error": str(error), "proven": "within" not in str(error)}
     else:
@@ -171,12 +169,11 @@ def _pipedream(case: Case) -> PipeDreamProblem:
         recorded_layers(load_graph(case["path"])),
         tuple(case["machines"]),
         tuple(case["bandwidth_byte_per_s"]),
+        ~Released.NOTHING,
         transfers=case["transfers"],
-        boundary=BoundaryBytes.RELEASED,
-        frontiers=Frontiers.FIRST_SOURCE,
-        memory=Memory(memory, StashRule.RELEASED) if memory else Memory(),
+        memory=Memory(memory, released=True) if memory else Memory(),
         replicate=case["replicate"],
-        use_fewer=case["idle"],
+        use_all=not case["idle"],
     )
 
 
@@ -186,8 +183,9 @@ def _placed(case: Case) -> PlacedPipelineProblem:
         recorded_layers(load_graph(case["path"])),
         tuple(case["machines"]),
         tuple(case["bandwidth_byte_per_s"]),
+        ~Released.NOTHING,
         transfers=case["transfers"],
-        boundary=BoundaryBytes.RELEASED,
+        use_all=False,
     )
 
 

@@ -40,11 +40,11 @@ import numpy as np
 
 from planner.exchange import SCHEMES
 from planner.exchange.fabric import Fabric, Traffic, nothing, rank_traffic
-from planner.exchange.recipe import Content, ExchangeStep, Group, Phase, Recipe, groups_of, step_terms
+from planner.exchange.recipe import SUMMED, Content, ExchangeStep, Group, Phase, Recipe, groups_of, step_terms
 from planner.exchange.scheme import MEGABYTE, Bucket, Leg, Message, MessagePlan, Scheme, dense_note, pack
 from planner.exchange.servers import Inside, MachineSum, machine_sum
 from planner.exchange.types import Step
-from planner.hardware import COLUMNS, DIRECT, MEASURED, Cluster, Collective
+from planner.hardware import COLUMNS, DIRECT, MEASURED, Cluster, Collective, Terms
 from planner.hardware.collectives import ALGORITHMS
 
 CHEAPEST = ""
@@ -84,7 +84,8 @@ def priced(
         ValueError: the ranks cannot use the algorithm.
     """
     if algorithm == CHEAPEST:
-        terms = step_terms(fabric.cluster, step, fabric.ranks)
+        cost = step_terms(fabric.cluster, step, fabric.ranks)
+        terms = Terms(cost.latency_s, cost.s_per_byte / efficiency)
         name = terms.algorithm(payload_bytes)
         return (next(iter(ALGORITHMS)) if name == MEASURED else name), float(terms.seconds(payload_bytes))
     costs = affine(fabric, step, algorithm)
@@ -157,55 +158,44 @@ def plan_recipe(
 
 
 @dataclass(frozen=True, slots=True)
-class OneAlgorithm(Scheme):
-    """An all-reduce of each bucket by one algorithm.
+class Collectives(Scheme):
+    """The collectives of a recipe, bucket by bucket.
 
     Attributes:
-        key: the algorithm: one ring over all ranks, two binary trees along the levels of the topology, or a ring on
-            each level.
+        key: its name.
+        algorithm: one ring over all ranks, two binary trees along the levels of the topology, or a ring on each level;
+            by default the cheapest of them for each bucket.
+        zero: the ZeRO stage by which jobs choose it.
+        recipe: what it scatters and gathers when, and what it shards.
         bucket_bytes: size of a bucket of gradients; 0 sends each gradient by itself.
         efficiency: the fraction of the hardware profile's achievable bandwidth that the transport reaches.
     """
 
     key: str
+    algorithm: str
+    zero: int | None = field()
+    recipe: Recipe = field()
     bucket_bytes: float = 25 * MEGABYTE
     efficiency: float = 1.0
 
+    @property
+    def per_tensor(self) -> bool:
+        """False for the stages of ZeRO, which shard all state alike."""
+        return not self.zero
+
     def supports(self, fabric: Fabric) -> str:
-        """Refuses ranks that the algorithm does not serve."""
-        if affine(fabric, self.recipe.steps[0], self.key) is None:
+        """Refuses ranks that the algorithm does not serve; all for a stage of ZeRO, which is part of the step."""
+        if self.zero:
+            return f"ZeRO gathers and scatters within the step: choose it by its stage, --zero {self.zero}"
+        if self.algorithm and affine(fabric, self.recipe.steps[0], self.algorithm) is None:
             return f"a {self.key} all-reduce needs the same number of ranks in every part of the topology"
         return ""
 
     def plan_messages(self, fabric: Fabric, step: Step) -> MessagePlan:
-        """One message a bucket; O(variables + ranks * levels)."""
-        return plan_recipe(fabric, step, self.recipe, self.bucket_bytes, algorithm=self.key, efficiency=self.efficiency)
-
-
-SCHEMES.register("ring", OneAlgorithm("ring"))
-SCHEMES.register("tree", OneAlgorithm("tree"))
-SCHEMES.register("hierarchical", OneAlgorithm("hierarchical"))
-
-
-@dataclass(frozen=True, slots=True)
-class AllReduce(Scheme):
-    """The cheapest of ring, tree and hierarchical, bucket by bucket.
-
-    Attributes:
-        bucket_bytes: size of a bucket of gradients; 0 sends each gradient by itself.
-    """
-
-    bucket_bytes: float = 25 * MEGABYTE
-
-    key = "all-reduce"
-    zero = 0
-
-    def plan_messages(self, fabric: Fabric, step: Step) -> MessagePlan:
-        """One message a bucket; O(variables + ranks * levels)."""
-        return plan_recipe(fabric, step, self.recipe, self.bucket_bytes)
-
-
-SCHEMES.register("all-reduce", AllReduce())
+        """One message a bucket, with the traffic of all steps of an iteration; O(variables + ranks * levels)."""
+        return plan_recipe(
+            fabric, step, self.recipe, self.bucket_bytes, algorithm=self.algorithm, efficiency=self.efficiency
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,31 +261,6 @@ class InNetwork(Scheme):
 SCHEMES.register("in-network", InNetwork())
 
 
-@dataclass(frozen=True, slots=True)
-class Sharded(Scheme):
-    """A stage of ZeRO.
-
-    Attributes:
-        key: its name.
-        zero: its number.
-        recipe: what it scatters and gathers when, and what it shards.
-    """
-
-    key: str
-    zero: int = field()
-    recipe: Recipe = field()
-
-    per_tensor = False
-
-    def supports(self, fabric: Fabric) -> str:
-        """Refuses every fabric: a stage of ZeRO is no exchange beside the step."""
-        return f"ZeRO gathers and scatters within the step: choose it by its stage, --zero {self.zero}"
-
-    def plan_messages(self, fabric: Fabric, step: Step) -> MessagePlan:
-        """One message for 25 MB, with the traffic of all gathers and scatters of a step."""
-        return plan_recipe(fabric, step, self.recipe, 25 * MEGABYTE)
-
-
 _ALL = Group.REPLICAS
 _SCATTER_ONCE = ExchangeStep(Collective.REDUCE_SCATTER, Content.GRADIENTS)
 _SCATTER = ExchangeStep(Collective.REDUCE_SCATTER, Content.GRADIENTS, Phase.BACKWARD)
@@ -303,6 +268,15 @@ _GATHER_ONCE = ExchangeStep(Collective.ALL_GATHER, Content.WEIGHTS)
 _GATHER = ExchangeStep(Collective.ALL_GATHER, Content.WEIGHTS, Phase.FORWARD)
 _GATHER_AGAIN = ExchangeStep(Collective.ALL_GATHER, Content.WEIGHTS, Phase.BACKWARD)
 
-SCHEMES.register("zero1", Sharded("zero1", 1, Recipe((_SCATTER_ONCE, _GATHER_ONCE), optimizer=_ALL)))
-SCHEMES.register("zero2", Sharded("zero2", 2, Recipe((_SCATTER, _GATHER_ONCE), gradients=_ALL, optimizer=_ALL)))
-SCHEMES.register("zero3", Sharded("zero3", 3, Recipe((_GATHER, _GATHER_AGAIN, _SCATTER), _ALL, _ALL, _ALL)))
+SCHEMES.register("all-reduce", Collectives("all-reduce", CHEAPEST, 0, SUMMED))
+for _key in ("ring", "tree", "hierarchical"):
+    SCHEMES.register(_key, Collectives(_key, _key, None, SUMMED))
+for _zero, _recipe in enumerate(
+    (
+        Recipe((_SCATTER_ONCE, _GATHER_ONCE), optimizer=_ALL),
+        Recipe((_SCATTER, _GATHER_ONCE), gradients=_ALL, optimizer=_ALL),
+        Recipe((_GATHER, _GATHER_AGAIN, _SCATTER), _ALL, _ALL, _ALL),
+    ),
+    start=1,
+):
+    SCHEMES.register(f"zero{_zero}", Collectives(f"zero{_zero}", CHEAPEST, _zero, _recipe))

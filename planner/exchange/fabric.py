@@ -49,14 +49,12 @@ class LinkPort:
     Attributes:
         level: index into the cluster's levels.
         child: number of the child on that level, -1 - s for server s.
-        ranks: ranks of the group behind it, 0 for a server.
         byte_per_s: achievable bandwidth for this group, each direction.
         network: whether the level joins machines, not devices of one machine.
     """
 
     level: int
     child: int
-    ranks: int
     byte_per_s: float
     network: bool
 
@@ -143,13 +141,13 @@ class Fabric:
             width = max(1, int(np.unique(children // level.size, return_counts=True)[1].max()))
             rate, network = level.device_rate(width), not self.inside(i)
             ports += [
-                LinkPort(i, int(child), int(held), level.efficiency * min(level.byte_per_s, int(held) * rate), network)
+                LinkPort(i, int(child), level.efficiency * min(level.byte_per_s, int(held) * rate), network)
                 for child, held in zip(children, counts, strict=True)
             ]
         if self.servers.count:
             first = self._network_levels()[0]
             slowest = min(port.byte_per_s for port in ports if port.level == first)
-            ports += [LinkPort(self.top, -1 - s, 0, slowest, True) for s in range(self.servers.count)]
+            ports += [LinkPort(self.top, -1 - s, slowest, True) for s in range(self.servers.count)]
         return tuple(ports)
 
     @functools.cached_property

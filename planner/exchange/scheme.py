@@ -210,8 +210,6 @@ class Scheme(Protocol):
     """The name it is registered by."""
     zero: int | None = None
     """The ZeRO stage by which jobs and plans choose the scheme; None where they cannot."""
-    per_tensor: ClassVar[bool] = True
-    """Whether some variables can travel by this scheme and others by another."""
     assumes: ClassVar[str] = ""
     """Hardware features that the scheme requires and no profile states; empty for none."""
 
@@ -219,6 +217,11 @@ class Scheme(Protocol):
     def name(self) -> str:
         """The name users choose it by, with the options that differ from the defaults (`byteps:inside=pcie`)."""
         return name_with_options(self, self.key)
+
+    @property
+    def per_tensor(self) -> bool:
+        """Whether some variables can travel by this scheme and others by another."""
+        return True
 
     @property
     def recipe(self) -> Recipe:

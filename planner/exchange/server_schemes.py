@@ -38,15 +38,14 @@ from planner.exchange.servers import (
     SUMMED_ON_SERVERS,
     UPDATED_ON_SERVERS,
     Inside,
+    ParameterServers,
     PushPull,
     ServerPlacement,
     ThroughServers,
-    Transport,
     even,
     fullest,
     least_loaded,
     place_variables,
-    plan_pushes,
     push_pull_bytes,
     through_servers,
 )
@@ -98,10 +97,9 @@ class BytePS(ThroughServers):
         """One message a tensor."""
         return self.bucket_pushes(pack(step, 0.0), self.shares(fabric))
 
-    def transport(self, fabric: Fabric) -> Transport:
-        """The transport, by default with two ranks beside each network card."""
-        card_ranks = self.card_ranks or 2 * fabric.cards
-        return dataclasses.replace(ThroughServers.transport(self, fabric), card_ranks=card_ranks)
+    def ranks_at_card(self, fabric: Fabric) -> int:
+        """As many as `card_ranks` says."""
+        return self.card_ranks or 2 * fabric.cards
 
 
 SCHEMES.register("byteps", BytePS())
@@ -234,12 +232,12 @@ class Parallax(Scheme):
         """Buckets of dense gradients, and one message for each partition of a sparse one, on the same ports."""
         names = set(self.by_servers(step))
         dense = Step(tuple(v for v in step.variables if v.name not in names), step.backward_s)
-        transport = Transport("ps", partition_bytes=self.partition_bytes, efficiency=self.efficiency)
+        servers = ParameterServers(partition_bytes=self.partition_bytes, efficiency=self.efficiency)
         return merge(
             fabric,
             [
                 plan_recipe(fabric, dense, self.recipe, self.bucket_bytes),
-                plan_pushes(fabric, self._pieces(fabric, step, names), transport),
+                servers.plan_pushes(fabric, self._pieces(fabric, step, names)),
             ],
         )
 

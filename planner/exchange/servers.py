@@ -51,14 +51,12 @@ class MachineSum:
     """The cost of summing inside the machines: affine in the payload, but for the choice of a collective's algorithm.
 
     Attributes:
-        fabric: the ranks and their ports.
         groups: for each reduce-scatter, the ports it keeps busy (int64 indices, outgoing then incoming) and its cost.
         copy_s_per_byte: seconds a byte on every port, float64 [2 ports], of the copy to the host or the network card.
         latency_s: start-up time of that copy.
         traffic: bytes through every port when one byte is summed; spreading the result moves the same bytes back.
     """
 
-    fabric: Fabric
     groups: tuple[tuple[np.ndarray, Terms], ...]
     copy_s_per_byte: np.ndarray
     latency_s: float
@@ -66,7 +64,7 @@ class MachineSum:
 
     def legs(self, push_bytes: float, pull_bytes: float) -> tuple[Leg, Leg]:
         """The leg before the network and the leg after it; a gather costs as much as the scatter."""
-        ports = len(self.fabric.ports)
+        ports = len(self.traffic.fabric.ports)
         back = np.concatenate([self.copy_s_per_byte[ports:], self.copy_s_per_byte[:ports]])
         return self._leg(push_bytes, self.copy_s_per_byte), self._leg(pull_bytes, back)
 
@@ -94,14 +92,14 @@ def machine_sum(fabric: Fabric, inside: Inside, card_ranks: int = 2) -> MachineS
     if inside is Inside.AUTO:
         inside = Inside.PCIE if levels and "pcie" in fabric.cluster.levels[0].name else Inside.NVLINK
     if not levels:
-        return MachineSum(fabric, (), np.zeros(2 * len(fabric.ports)), 0.0, nothing(fabric))
+        return MachineSum((), np.zeros(2 * len(fabric.ports)), 0.0, nothing(fabric))
     if inside is Inside.PCIE:
         return _through_host(fabric, levels)
     to_card = _to_card(fabric, card_ranks) if inside is Inside.NVLINK else nothing(fabric)
     latency_s = fabric.cluster.levels[levels[-1]].latency_s if to_card.out_bytes.any() else 0.0
     machines = _split(fabric, fabric.node_size)
     groups = tuple(_scatter(fabric, positions, levels) for positions in machines if len(positions) > 1)
-    return MachineSum(fabric, groups, to_card.busy_s(), latency_s, to_card + _ring(fabric, machines))
+    return MachineSum(groups, to_card.busy_s(), latency_s, to_card + _ring(fabric, machines))
 
 
 def _split(fabric: Fabric, size: int) -> list[np.ndarray]:
@@ -150,7 +148,7 @@ def _through_host(fabric: Fabric, levels: list[int]) -> MachineSum:
     for positions in switches:
         for level in levels:
             np.add.at(up.out_bytes, fabric.rank_ports[level, positions], 1 / len(positions))
-    return MachineSum(fabric, groups, up.busy_s(), fabric.cluster.levels[host].latency_s, up + _ring(fabric, switches))
+    return MachineSum(groups, up.busy_s(), fabric.cluster.levels[host].latency_s, up + _ring(fabric, switches))
 
 
 class ServerPlacement(StrEnum):
@@ -189,64 +187,6 @@ class PushPull:
     pull_bytes: float
     ready_s: float
     shares: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Transport:
-    """Options of the transport to the servers and back.
-
-    Attributes:
-        method: name of the transfers.
-        inside: how the ranks of a machine sum first.
-        partition_bytes: size of the pieces in which a message is pulled while it is still pushed.
-        efficiency: the fraction of the network's achievable bandwidth that the transport reaches.
-        sum_byte_per_s: rate at which a machine of the group sums what it receives.
-        card_ranks: ranks beside the network card.
-    """
-
-    method: str
-    inside: Inside = Inside.SCATTER
-    partition_bytes: float = 4e6
-    efficiency: float = 1.0
-    sum_byte_per_s: float = HOST_SUM_BYTE_PER_S
-    card_ranks: int = 2
-
-
-def plan_pushes(fabric: Fabric, sendings: Sequence[PushPull], transport: Transport) -> MessagePlan:
-    """Messages of four legs: sum inside, push, pull, spread inside.
-
-    O(messages + kinds * ports), where messages of one kind have equal sizes and shares.
-    """
-    inside = machine_sum(fabric, transport.inside, transport.card_ranks)
-    kinds: dict[tuple[tuple[float, ...], float, float], tuple[Leg, ...]] = {}
-    totals: dict[tuple[float, ...], tuple[float, float]] = {}
-    units = {shares: push_traffic(fabric, np.asarray(shares)) for shares in {s.shares for s in sendings}}
-    messages = []
-    for s in sendings:
-        kind = (s.shares, s.push_bytes, s.pull_bytes)
-        if kind not in kinds:
-            kinds[kind] = _legs(fabric, s, units[s.shares], inside, transport)
-        pushed, pulled = totals.get(s.shares, (0.0, 0.0))
-        totals[s.shares] = (pushed + s.push_bytes, pulled + s.pull_bytes)
-        largest = max(s.push_bytes, s.pull_bytes)
-        chunk = min(1.0, transport.partition_bytes / largest) if largest > 0 else 1.0
-        messages.append(Message(s.variables, transport.method, s.push_bytes, s.ready_s, kinds[kind], chunk))
-    total = nothing(fabric)
-    for shares, (pushed, pulled) in totals.items():
-        total = total + (units[shares] + inside.traffic) * pushed + (units[shares] + inside.traffic).turned() * pulled
-    methods = {v: transport.method for s in sendings for v in s.variables}
-    return MessagePlan(tuple(messages), total, methods, placements(sendings))
-
-
-def _legs(fabric: Fabric, s: PushPull, unit: Traffic, inside: MachineSum, transport: Transport) -> tuple[Leg, ...]:
-    """The legs of a message, without those that keep no port busy."""
-    before, after = inside.legs(s.push_bytes, s.pull_bytes)
-    busy = (
-        (unit * s.push_bytes).busy_s(transport.efficiency, transport.sum_byte_per_s),
-        (unit.turned() * s.pull_bytes).busy_s(transport.efficiency),
-    )
-    across = (Leg(b, fabric.network_latency_s) for b in busy)
-    return tuple(leg for leg in (before, *across, after) if leg.busy_s.any())
 
 
 def placements(sendings: Sequence[PushPull]) -> dict[str, tuple[float, ...]]:
@@ -338,14 +278,50 @@ class ThroughServers(Scheme):
         """The messages to the servers and back."""
         ...
 
-    def transport(self, fabric: Fabric) -> Transport:
-        """The transport, from the options."""
-        return Transport(self.method, self.inside, self.partition_bytes, self.efficiency, self.sum_byte_per_s)
+    def ranks_at_card(self, fabric: Fabric) -> int:
+        """Ranks of a machine beside its network cards, for `inside` by NVLink."""
+        return 2
 
     def plan_messages(self, fabric: Fabric, step: Step) -> MessagePlan:
         """Push and pull each message; servers that only sum get sparse gradients in full."""
-        plan = plan_pushes(fabric, self.pushes(fabric, step), self.transport(fabric))
+        plan = self.plan_pushes(fabric, self.pushes(fabric, step))
         return dataclasses.replace(plan, notes=dense_note(step)) if self.recipe is SUMMED_ON_SERVERS else plan
+
+    def plan_pushes(self, fabric: Fabric, sendings: Sequence[PushPull]) -> MessagePlan:
+        """Messages of four legs: sum inside, push, pull, spread inside.
+
+        O(messages + kinds * ports), where messages of one kind have equal sizes and shares.
+        """
+        inside = machine_sum(fabric, self.inside, self.ranks_at_card(fabric))
+        kinds: dict[tuple[tuple[float, ...], float, float], tuple[Leg, ...]] = {}
+        totals: dict[tuple[float, ...], tuple[float, float]] = {}
+        units = {shares: push_traffic(fabric, np.asarray(shares)) for shares in {s.shares for s in sendings}}
+        messages = []
+        for s in sendings:
+            kind = (s.shares, s.push_bytes, s.pull_bytes)
+            if kind not in kinds:
+                kinds[kind] = self._legs(s, units[s.shares], inside)
+            pushed, pulled = totals.get(s.shares, (0.0, 0.0))
+            totals[s.shares] = (pushed + s.push_bytes, pulled + s.pull_bytes)
+            largest = max(s.push_bytes, s.pull_bytes)
+            chunk = min(1.0, self.partition_bytes / largest) if largest > 0 else 1.0
+            messages.append(Message(s.variables, self.method, s.push_bytes, s.ready_s, kinds[kind], chunk))
+        total = nothing(fabric)
+        for shares, (pushed, pulled) in totals.items():
+            there = units[shares] + inside.traffic
+            total = total + there * pushed + there.turned() * pulled
+        methods = {v: self.method for s in sendings for v in s.variables}
+        return MessagePlan(tuple(messages), total, methods, placements(sendings))
+
+    def _legs(self, s: PushPull, unit: Traffic, inside: MachineSum) -> tuple[Leg, ...]:
+        """The legs of a message, without those that keep no port busy."""
+        before, after = inside.legs(s.push_bytes, s.pull_bytes)
+        busy = (
+            (unit * s.push_bytes).busy_s(self.efficiency, self.sum_byte_per_s),
+            (unit.turned() * s.pull_bytes).busy_s(self.efficiency),
+        )
+        across = (Leg(b, unit.fabric.network_latency_s) for b in busy)
+        return tuple(leg for leg in (before, *across, after) if leg.busy_s.any())
 
     def bucket_pushes(self, buckets: Sequence[Bucket], shares: tuple[float, ...]) -> list[PushPull]:
         """One message a bucket, each cut in the same shares."""
@@ -354,18 +330,21 @@ class ThroughServers(Scheme):
 
 @dataclass(frozen=True, slots=True)
 class ParameterServers(ThroughServers):
-    """Servers that hold and update the weights.
+    """Servers that hold and update the weights, one on every machine of the group.
 
     Attributes:
         placement: how variables are laid on the servers.
         partition_bytes: size of the pieces that are pushed and pulled at the same time.
         efficiency: the fraction of the network's achievable bandwidth that the transport reaches.
+        sum_byte_per_s: rate at which a machine of the group sums what it receives.
     """
 
     placement: ServerPlacement = ServerPlacement.EVEN
     partition_bytes: float = 4e6
     efficiency: float = 1.0
+    sum_byte_per_s: float = HOST_SUM_BYTE_PER_S
 
+    key = "ps-colocated"
     recipe = UPDATED_ON_SERVERS
 
     def memory(self, fabric: Fabric, step: Step) -> MemoryFactors:
@@ -382,23 +361,7 @@ class ParameterServers(ThroughServers):
         return place_variables(fabric, step, self.recipe, *self.servers(fabric), self.placement)
 
 
-@dataclass(frozen=True, slots=True)
-class ColocatedServers(ParameterServers):
-    """A server on every machine of the group.
-
-    Attributes:
-        placement: how variables are laid on the servers.
-        partition_bytes: size of the pieces that are pushed and pulled at the same time.
-        efficiency: the fraction of the network's achievable bandwidth that the transport reaches.
-        sum_byte_per_s: rate at which a machine sums what it receives.
-    """
-
-    sum_byte_per_s: float = HOST_SUM_BYTE_PER_S
-
-    key = "ps-colocated"
-
-
-SCHEMES.register("ps-colocated", ColocatedServers())
+SCHEMES.register("ps-colocated", ParameterServers())
 
 
 @dataclass(frozen=True, slots=True)

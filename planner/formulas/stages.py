@@ -23,7 +23,7 @@ from planner.space.partition import (
     IterationProblem,
     MaxLoadProblem,
     PipeDreamProblem,
-    StageCost,
+    Released,
     chain_layers,
     features_in_flight,
     hetpipe,
@@ -340,11 +340,9 @@ def pipedream_partition(
     same_length(compute_s=compute_s, weight_bytes=weight_bytes, output_bytes=output_bytes)
     machines = (workers,) if isinstance(workers, int) else tuple(workers)
     speeds = (float(byte_per_s),) if isinstance(byte_per_s, (int, float)) else tuple(byte_per_s)
-    rule = chosen(
-        "cost", cost, {"published": StageCost.PAPER, "paper": StageCost.PAPER, "released": StageCost.RELEASED}
-    )
+    rules = {"published": Released.NOTHING, "paper": Released.NOTHING, "released": Released.COST}
     layers = chain_layers([*map(float, compute_s)], [*map(float, weight_bytes)], [*map(float, output_bytes)])
-    problem = PipeDreamProblem(layers, machines, speeds, cost=rule, replicate=replicate)
+    problem = PipeDreamProblem(layers, machines, speeds, chosen("cost", cost, rules), replicate=replicate)
     result = _solved(problem)
     parallel = problem.judge(dict(problem.trivial())["data-parallel"]).objective
     replicas = tuple(stage.replicas for stage in result.decision)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from planner.errors import PlanError, UsageError
+import planner.documents as documents
+from planner.errors import UsageError
 from planner.hardware.types import Cluster
 from planner.importers.formats import MOST_INSTANCE_DEVICES
 from planner.partitions.plan_file import Scalar
@@ -43,6 +45,8 @@ class PartitionOptions:
         idle: whether devices may stay idle.
         batch: samples, or micro-batches, from one update of the weights to the next.
     """
+
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
 
     contiguous: bool | None = None
     devices: int | None = None
@@ -157,22 +161,9 @@ def from_recorded(values: Mapping[str, Scalar | None], where: str) -> PartitionO
     Raises:
         PlanError: an unknown option, or a value of another type.
     """
-    names = {field.name for field in dataclasses.fields(PartitionOptions)}
-    stray = sorted(set(values) - names)
-    if stray:
-        raise PlanError(f"unknown option {stray[0]!r}", where=f"{where}: options", hint=did_you_mean(stray[0], names))
-    kinds: dict[str, type | tuple[type, ...]] = {
-        "contiguous": bool, "devices": int, "cpus": int, "memory_bytes": (float, int), "bandwidth_byte_per_s": tuple,
-        "machines": tuple, "cost": str, "layout": str, "transfers": bool, "idle": bool, "batch": int,
-    }  # fmt: skip
-    for name, value in values.items():
-        fits = isinstance(value, kinds[name]) and not (isinstance(value, bool) and kinds[name] is not bool)
-        if not fits and not (value is None and name == "memory_bytes"):
-            raise PlanError(f"option {name!r} cannot be {value!r}", where=f"{where}: options", hint="plan again")
-    read: dict[str, Any] = dict(values)
-    if "memory_bytes" in read:
-        read["memory_bytes"] = math.inf if read["memory_bytes"] is None else float(read["memory_bytes"])
-    return PartitionOptions(**read)
+    read = documents.validated(json.dumps(values), PartitionOptions, name=f"{where}: options")
+    unlimited = "memory_bytes" in values and values["memory_bytes"] is None
+    return dataclasses.replace(read, memory_bytes=math.inf) if unlimited else read
 
 
 def check_devices(count: int, where: str) -> None:

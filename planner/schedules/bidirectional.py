@@ -23,13 +23,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from planner.schedules import SCHEDULES
 from planner.schedules.chunks import ChunkedSchedule
 from planner.schedules.critical_chains import Flow, PassSeconds
 from planner.schedules.orders import Task, admission, list_schedule
-from planner.schedules.schedule import PlacedSchedule, single
+from planner.schedules.schedule import Schedule, single
 from planner.schedules.types import Action, ActionKind, ActivationUnit, Facts, Pipeline
 
 _SLOTS = 2
@@ -133,10 +133,12 @@ def doubled(lines: OpposedPipelines, units: int, halves: bool) -> list[list[Acti
     return [[member for action in order for member in members(action)] for order in orders]
 
 
-class BidirectionalSchedule(PlacedSchedule, Protocol):
+class BidirectionalSchedule(Schedule, Protocol):
     """A schedule with pipelines in both directions through the same workers, each with its own copy of the stages."""
 
     __slots__ = ()
+
+    shares_workers: ClassVar[bool] = True
 
     def lines(self, pipeline: Pipeline) -> OpposedPipelines:
         """The pipelines of a copy of single replicas: one in each direction."""
@@ -150,11 +152,12 @@ class BidirectionalSchedule(PlacedSchedule, Protocol):
         """Micro-batches by stage of each worker, summed over the pipelines that pass it."""
         lines = self.lines(pipeline)
         counts: tuple[dict[int, int], ...] = tuple({} for _ in range(pipeline.stages))
-        for line, count in enumerate(self.dealt(pipeline)):
+        for line, count in enumerate(self.dealt(single(pipeline))):
             for stage in range(pipeline.stages if count else 0):
                 worker_counts = counts[lines.worker(line, stage)]
                 worker_counts[stage] = worker_counts.get(stage, 0) + count
-        return tuple(dict(sorted(worker_counts.items())) for worker_counts in counts)
+        by_worker = [dict(sorted(worker_counts.items())) for worker_counts in counts]
+        return tuple(stages for stages in by_worker for _ in range(pipeline.replicas[0]))
 
     def crossings(self, pipeline: Pipeline) -> tuple[bool, ...]:
         """True for all stages but the first: neighbouring stages are on neighbouring workers."""

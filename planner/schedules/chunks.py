@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from planner.schedules import SCHEDULES
 from planner.schedules.critical_chains import Flow
 from planner.schedules.orders import Task, admission, in_turn, list_schedule
-from planner.schedules.schedule import PlacedSchedule, ReplicatedSchedule, Schedule, StagePerWorkerSchedule
+from planner.schedules.schedule import Schedule, single
 from planner.schedules.types import Action, ActionKind, ActivationUnit, Facts, Pipeline, Work
 
 _MAX_CHUNKS = 20
 """Most chunks per worker worth trying."""
 
 
-class ChunkedSchedule(PlacedSchedule, Protocol):
+class ChunkedSchedule(Schedule, Protocol):
     """A schedule with several chunks on each worker and one copy of the model, placed by `worker_of`."""
 
     __slots__ = ()
 
     activation_unit: ActivationUnit = ActivationUnit.CHUNK
+    shares_workers: ClassVar[bool] = True
 
     def worker_of(self, stage: int, workers: int) -> int:
         """The worker of a chunk: a zigzag down the workers and up again (a V for two chunks)."""
@@ -33,8 +34,8 @@ class ChunkedSchedule(PlacedSchedule, Protocol):
         workers = pipeline.stages // self.chunks_per_worker
         by_worker: tuple[dict[int, int], ...] = tuple({} for _ in range(workers))
         for stage in range(pipeline.stages):
-            by_worker[self.worker_of(stage, workers)][stage] = pipeline.micro_batches
-        return by_worker
+            by_worker[self.worker_of(stage, workers)][stage] = single(pipeline).micro_batches
+        return tuple(stages for stages in by_worker for _ in range(pipeline.replicas[0]))
 
     def refuses(self, pipeline: Pipeline) -> str:
         """Refuses numbers of stages that are no multiple of the chunks per worker."""
@@ -172,7 +173,7 @@ class Hanayo(ChunkedSchedule):
 
 
 @dataclass(frozen=True, slots=True)
-class Seq1F1B(StagePerWorkerSchedule, ReplicatedSchedule):
+class Seq1F1B(Schedule):
     """Seq1F1B: 1F1B over sub-sequences, so that the pipeline fills in steps of 1/k of a micro-batch.
 
     A micro-batch's k sub-sequences go forward in order and backward in reverse, as causal attention wants. Stage i
@@ -207,9 +208,7 @@ class Seq1F1B(StagePerWorkerSchedule, ReplicatedSchedule):
 
     def flow(self, pipeline: Pipeline) -> Flow:
         """One sub-sequence per step."""
-        return replace(
-            StagePerWorkerSchedule.flow(self, pipeline), forward_step=1 / self.splits, backward_step=1 / self.splits
-        )
+        return replace(Schedule.flow(self, pipeline), forward_step=1 / self.splits, backward_step=1 / self.splits)
 
     def worker_orders(self, pipeline: Pipeline) -> Iterable[Iterable[Action]]:
         """Warm-up, alternation and drain of each stage."""
@@ -222,7 +221,7 @@ class Seq1F1B(StagePerWorkerSchedule, ReplicatedSchedule):
 
     def work(self, pipeline: Pipeline, iterations: int = 1) -> Work:
         """The orders with causal sub-sequences."""
-        work = StagePerWorkerSchedule.work(self, pipeline, iterations)
+        work = Schedule.work(self, pipeline, iterations)
         return replace(work, causal=self.splits > 1)
 
 

@@ -118,9 +118,9 @@ class CustomOrders(Schedule):
             raise PlanError(reason, hint="write orders for it")
         return self.orders
 
-    def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
-        """The actions of each lane."""
-        return self.work(pipeline).lanes
+    def worker_orders(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
+        """The actions of each lane, exchanges and updates included."""
+        return self.orders.lanes
 
     def weight_versions(self, pipeline: Pipeline) -> tuple[int, ...]:
         """The versions that the orders state, else as many as they need."""
@@ -146,15 +146,12 @@ class CustomOrders(Schedule):
         """Stages with RECOMPUTE actions in the orders."""
         return frozenset(self.program.stage[self.program.of(Code.RECOMPUTE)].tolist())
 
-    def placement(self, pipeline: Pipeline) -> tuple[tuple[int, ...], ...]:
-        """For each worker the stages that it has."""
-        return tuple(tuple(sorted({a.stage for a in lane})) for lane in by_worker(self.orders))
-
-    def workload(self, pipeline: Pipeline) -> tuple[tuple[int, ...], ...]:
+    def counts(self, pipeline: Pipeline) -> tuple[dict[int, int], ...]:
         """Counted along the orders; parts of a micro-batch count once."""
+        passes = [{(a.stage, a.kind, a.micro_batch) for a in lane} for lane in by_worker(self.orders)]
         return tuple(
-            tuple(len({a.micro_batch for a in lane if a.stage == s and a.kind is ActionKind.FORWARD}) for s in stages)
-            for stages, lane in zip(self.placement(pipeline), by_worker(self.orders), strict=True)
+            {s: sum(k is ActionKind.FORWARD for at, k, _ in own if at == s) for s in sorted({at for at, _, _ in own})}
+            for own in passes
         )
 
     def crossings(self, pipeline: Pipeline) -> tuple[bool, ...]:

@@ -30,7 +30,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Protocol
+from itertools import chain
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -39,12 +40,12 @@ from planner.schedules import SCHEDULES
 from planner.schedules.critical_chains import Flow, PassSeconds, one_forward_one_backward_s
 from planner.schedules.held import HeldUnits
 from planner.schedules.orders import finish, in_turn, replicate
-from planner.schedules.schedule import ReplicatedSchedule, StagePerWorkerSchedule, require, single
+from planner.schedules.schedule import Schedule, require, single
 from planner.schedules.types import Action, ActionKind, Facts, Pipeline, Work
 
 
 @dataclass(frozen=True, slots=True)
-class GPipe(StagePerWorkerSchedule):
+class GPipe(Schedule):
     """All forwards, then all backwards.
 
     Attributes:
@@ -56,7 +57,7 @@ class GPipe(StagePerWorkerSchedule):
     early: bool = False
 
     key = "gpipe"
-    closed_form = True
+    closed_form = deals = True
     facts = Facts(
         source="Huang et al., NeurIPS 2019",
         kept="m",
@@ -85,17 +86,12 @@ class GPipe(StagePerWorkerSchedule):
         """True for equal replicas without recompute actions."""
         return len(set(pipeline.replicas)) == 1 and not self.recompute
 
-    def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
-        """All forwards, all backwards, SYNC, UPDATE, for each worker; O(actions)."""
-        last = pipeline.stages - 1
-        return tuple(
-            (
-                *(Action(ActionKind.FORWARD, stage, m) for m in pipeline.micro_batches_of(stage, replica)),
-                *self._backwards(stage, stage == last, pipeline.micro_batches_of(stage, replica)),
-                *finish((stage,)),
-            )
-            for stage, replica in pipeline.workers()
-        )
+    def worker_orders(self, pipeline: Pipeline) -> Iterable[Iterable[Action]]:
+        """All forwards, then all backwards, for each worker; O(actions)."""
+        for stage, replica in pipeline.workers():
+            micro_batches = pipeline.micro_batches_of(stage, replica)
+            forwards = (Action(ActionKind.FORWARD, stage, m) for m in micro_batches)
+            yield chain(forwards, self._backwards(stage, stage == pipeline.stages - 1, micro_batches))
 
     def _backwards(self, stage: int, last: bool, micro_batches: range) -> Iterator[Action]:
         """Backwards of a stage, with recomputation if the order has it."""
@@ -110,7 +106,7 @@ class GPipe(StagePerWorkerSchedule):
 
     def flow(self, pipeline: Pipeline) -> Flow:
         """With `early`, all forwards may be recomputed before the last gradient arrives."""
-        return replace(StagePerWorkerSchedule.flow(self, pipeline), early=self.early)
+        return replace(Schedule.flow(self, pipeline), early=self.early)
 
     def chain_s(self, pipeline: Pipeline, times: PassSeconds) -> float:
         """Longest chain of waits; equal to the simulated time when all stages have equal replicas. O(stages).
@@ -122,7 +118,7 @@ class GPipe(StagePerWorkerSchedule):
         come, and the last one ends no earlier than that micro-batch's way back; a stage of few replicas between
         stages of more may be the busiest.
         """
-        busiest = StagePerWorkerSchedule.chain_s(self, pipeline, times)
+        busiest = Schedule.chain_s(self, pipeline, times)
         if self.early:
             return busiest
         share = [pipeline.micro_batches // count for count in pipeline.replicas]
@@ -172,11 +168,12 @@ def least_warm_up(replicas: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(forwards))
 
 
-class OneForwardOneBackward(StagePerWorkerSchedule, Protocol):
+class OneForwardOneBackward(Schedule, Protocol):
     """A schedule of warm-up, alternation and drain, with one update per iteration."""
 
     __slots__ = ()
 
+    deals: ClassVar[bool] = True
     warm_up_per_stage: int = 1
     """Warm-up forwards per stage that follows."""
 
@@ -189,17 +186,11 @@ class OneForwardOneBackward(StagePerWorkerSchedule, Protocol):
         pairs = zip(pipeline.replicas, self.warm_up(pipeline.replicas), strict=True)
         return tuple(min(pipeline.micro_batches // count, forwards) for count, forwards in pairs)
 
-    def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
-        """Warm-up, alternation, drain, SYNC, UPDATE, for each worker; O(actions)."""
-        require(self, pipeline)
+    def worker_orders(self, pipeline: Pipeline) -> Iterable[Iterable[Action]]:
+        """Warm-up, alternation, drain, for each worker; O(actions)."""
         forwards = self.warm_up(pipeline.replicas)
-        return tuple(
-            (
-                *one_forward_one_backward(stage, pipeline.micro_batches_of(stage, replica), forwards[stage]),
-                *finish((stage,)),
-            )
-            for stage, replica in pipeline.workers()
-        )
+        for stage, replica in pipeline.workers():
+            yield one_forward_one_backward(stage, pipeline.micro_batches_of(stage, replica), forwards[stage])
 
     def chain_s(self, pipeline: Pipeline, times: PassSeconds) -> float:
         """See `one_forward_one_backward_s`; O(stages^2)."""
@@ -315,7 +306,7 @@ class BaPipe(OneForwardOneBackward):
 
 
 @dataclass(frozen=True, slots=True)
-class BaPipeFbp(StagePerWorkerSchedule):
+class BaPipeFbp(Schedule):
     """BaPipe's FBP-AS: forward and backward units of one accelerator work at the same time, each with its share.
 
     A forward then takes as long as forward and backward together, and so does a backward. With a stage that begins when
@@ -337,15 +328,12 @@ class BaPipeFbp(StagePerWorkerSchedule):
         idle="(p-1 if fill_overlap else 2*p-1)*(F+B)",
     )
 
-    def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
-        """Two lanes for each stage."""
-        require(self, pipeline)
-        micro_batches = range(single(pipeline).micro_batches)
-        lanes: list[tuple[Action, ...]] = []
+    def worker_orders(self, pipeline: Pipeline) -> Iterable[tuple[Action, ...]]:
+        """Two lanes for each stage, exchange and update included."""
         for stage in range(pipeline.stages):
-            lanes.append(tuple(Action(ActionKind.FORWARD, stage, m) for m in micro_batches))
-            lanes.append((*(Action(ActionKind.BACKWARD, stage, m) for m in micro_batches), *finish((stage,))))
-        return replicate(lanes, pipeline.replicas[0])
+            yield tuple(Action(ActionKind.FORWARD, stage, m) for m in range(pipeline.micro_batches))
+            backwards = (Action(ActionKind.BACKWARD, stage, m) for m in range(pipeline.micro_batches))
+            yield (*backwards, *finish((stage,)))
 
     def work(self, pipeline: Pipeline, iterations: int = 1) -> Work:
         """The lanes, which share their worker, with the limit on micro-batches kept.
@@ -355,8 +343,9 @@ class BaPipeFbp(StagePerWorkerSchedule):
         """
         if iterations > 1:
             raise PlanError(f"{self.key} gives the order of one iteration, not {iterations}", hint="ask for one")
+        require(self, pipeline)
         count = pipeline.replicas[0]
-        lanes = self.order(pipeline)
+        lanes = replicate(tuple(self.worker_orders(single(pipeline))), count)
         return Work(
             lanes,
             workers=tuple(k // (2 * count) * count + k % count for k in range(len(lanes))),
@@ -384,7 +373,7 @@ class BaPipeFbp(StagePerWorkerSchedule):
 
 
 @dataclass(frozen=True, slots=True)
-class BPipe(ReplicatedSchedule, OneForwardOneBackward):
+class BPipe(OneForwardOneBackward):
     """BPipe: 1F1B whose early workers evict activations to the late ones, so that all keep about the same.
 
     Worker x < p/2 of 1F1B keeps p - x micro-batches, its partner p - 1 - x only x + 1. When a worker has
@@ -393,6 +382,7 @@ class BPipe(ReplicatedSchedule, OneForwardOneBackward):
     """
 
     key = "bpipe"
+    deals = False
     facts = Facts(
         source="Kim et al., ICML 2023",
         kept="min(m, p-i, ceil((p+2)/2))",
@@ -400,7 +390,7 @@ class BPipe(ReplicatedSchedule, OneForwardOneBackward):
 
     def in_flight(self, pipeline: Pipeline) -> tuple[int, ...]:
         """What each worker keeps of its own stage, without what it evicted."""
-        return StagePerWorkerSchedule.in_flight(self, pipeline)
+        return Schedule.in_flight(self, pipeline)
 
     def peaks(self, pipeline: Pipeline) -> tuple[HeldUnits, ...]:
         """Each worker's own units, and those that the mirrored worker evicts to it."""

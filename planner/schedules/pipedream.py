@@ -16,13 +16,13 @@ from planner.schedules import SCHEDULES
 from planner.schedules.critical_chains import Flow, PassSeconds, busiest_chain_s
 from planner.schedules.draining import least_warm_up, paced_warm_up
 from planner.schedules.orders import in_turn
-from planner.schedules.schedule import StagePerWorkerSchedule, require
+from planner.schedules.schedule import Schedule, require
 from planner.schedules.types import Action, ActionKind, Facts, Pipeline, WeightPolicy, Work
 
 NEWEST = -1
 
 
-class ContinuousSchedule(StagePerWorkerSchedule, Protocol):
+class ContinuousSchedule(Schedule, Protocol):
     """A schedule that updates without a flush, so that no worker waits once the pipeline is full.
 
     `in_flight` is also the warm-up of a replica, since a run always has enough micro-batches.
@@ -48,7 +48,11 @@ class ContinuousSchedule(StagePerWorkerSchedule, Protocol):
         kinds = (ActionKind.SYNC, ActionKind.UPDATE) if count > 1 else (ActionKind.UPDATE,)
         return lambda j: [Action(kind, stage, j // period) for kind in kinds if (j + 1) % period == 0]
 
-    def lane(self, pipeline: Pipeline, stage: int, replica: int, iterations: int) -> Iterator[Action]:
+    def worker_orders(self, pipeline: Pipeline, iterations: int = 1) -> Iterable[Iterable[Action]]:
+        """The order of each worker, exchanges and updates included."""
+        return (self._lane(pipeline, stage, replica, iterations) for stage, replica in pipeline.workers())
+
+    def _lane(self, pipeline: Pipeline, stage: int, replica: int, iterations: int) -> Iterator[Action]:
         """The order of one worker: a warm-up, alternating backwards and forwards, the remaining backwards."""
         numbered = list(enumerate(pipeline.micro_batches_of(stage, replica, iterations)))
         before, after = self.before(pipeline, stage), self.after(pipeline, stage)
@@ -69,15 +73,12 @@ class ContinuousSchedule(StagePerWorkerSchedule, Protocol):
         """False: the closed form counts one update, however many there are."""
         return False
 
-    def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
-        """One iteration, from an empty pipeline to an empty one."""
-        return self.work(pipeline).lanes
-
     def work(self, pipeline: Pipeline, iterations: int = 1) -> Work:
         """The orders of several iterations without draining in between."""
         require(self, pipeline)
-        lanes = (tuple(self.lane(pipeline, stage, replica, iterations)) for stage, replica in pipeline.workers())
-        return Work(tuple(lanes), versions=self.weight_versions(pipeline))
+        return Work(
+            tuple(map(tuple, self.worker_orders(pipeline, iterations))), versions=self.weight_versions(pipeline)
+        )
 
     def chain_s(self, pipeline: Pipeline, times: PassSeconds) -> float:
         """Work of the busiest worker in an iteration, with a single exchange and update."""

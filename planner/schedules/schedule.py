@@ -54,6 +54,10 @@ class Schedule(Protocol):
     """True if the closed form of `planner.space.evaluate` describes its time."""
     split_backward: ClassVar[bool] = False
     """True if weight gradients are separate actions."""
+    deals: ClassVar[bool] = False
+    """True if its orders are of all replicas, which may be unequal; else all replicas have the same order."""
+    shares_workers: ClassVar[bool] = False
+    """True if a worker may have several stages, or a stage several workers beside its replicas; see `counts`."""
 
     @property
     def name(self) -> str:
@@ -158,21 +162,46 @@ class Schedule(Protocol):
         return ""
 
     @abstractmethod
+    def worker_orders(self, pipeline: Pipeline) -> Iterable[Iterable[Action]]:
+        """The order of each worker, without the final SYNC and UPDATE of its stages.
+
+        The pipeline has single replicas, except where the schedule `deals` with replicas itself.
+        """
+        ...
+
     def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
         """The actions of each lane, in order, for one iteration.
 
         Raises:
             PlanError: the schedule does not support the pipeline; says why.
         """
-        ...
+        return self.work(pipeline).lanes
 
     def work(self, pipeline: Pipeline, iterations: int = 1) -> Work:
-        """The orders of several iterations; an asynchronous schedule does not drain between them."""
-        return Work(follow_on(self.order(pipeline), pipeline.micro_batches, iterations), parts=self.parts)
+        """The orders of several iterations; an asynchronous schedule does not drain between them.
+
+        Each worker ends an iteration with SYNC and UPDATE of its stages. Where all replicas have the same order, worker
+        k of replica q is lane k * replicas + q.
+
+        Raises:
+            PlanError: the schedule does not support the pipeline; says why.
+        """
+        require(self, pipeline)
+        dealt = pipeline if self.deals else single(pipeline)
+        lanes = [
+            (*actions, *finish(stages))
+            for actions, stages in zip(self.worker_orders(dealt), self.placement(dealt), strict=True)
+        ]
+        orders = replicate(lanes, 1 if self.deals else pipeline.replicas[0])
+        return Work(follow_on(orders, pipeline.micro_batches, iterations), parts=self.parts)
+
+    def counts(self, pipeline: Pipeline) -> tuple[dict[int, int], ...]:
+        """For each worker, its micro-batches by stage, stages ascending; the replicas of a worker are neighbours."""
+        return tuple({stage: pipeline.micro_batches // pipeline.replicas[stage]} for stage, _ in pipeline.workers())
 
     def placement(self, pipeline: Pipeline) -> tuple[tuple[int, ...], ...]:
         """For each worker the stages that it holds, ascending. O(workers * stages per worker)."""
-        return tuple((stage,) for stage, _ in pipeline.workers())
+        return tuple(map(tuple, self.counts(pipeline)))
 
     def holders(self, pipeline: Pipeline) -> tuple[tuple[int, ...], ...]:
         """For each stage the workers that hold it, ascending: the inverse of `placement`."""
@@ -184,10 +213,7 @@ class Schedule(Protocol):
 
     def workload(self, pipeline: Pipeline) -> tuple[tuple[int, ...], ...]:
         """For each worker, the number of micro-batches that it runs of each of its stages, in `placement` order."""
-        return tuple(
-            tuple(pipeline.micro_batches // pipeline.replicas[stage] for stage in stages)
-            for stages in self.placement(pipeline)
-        )
+        return tuple(tuple(stages.values()) for stages in self.counts(pipeline))
 
     def crossings(self, pipeline: Pipeline) -> tuple[bool, ...]:
         """For each stage, True if its input comes from another worker; other transfers are free."""
@@ -226,16 +252,28 @@ class Schedule(Protocol):
 
         `peaks[worker].most(unit_bytes)` is the worker's peak of activation bytes. The simulation finds the same, or
         less if lanes run side by side or activations are evicted, because the peak then depends on the times. Counted
-        along the order of one replica of the `shortened` pipeline; O(actions), cached.
+        along the order of one replica of the `shortened` pipeline, O(actions) and cached; by `facts.kept` where that is
+        the exact number of each stage.
         """
+        if self._known:
+            by_stage = [HeldUnits.of({stage: kept}) for stage, kept in enumerate(self.in_flight(pipeline))]
+            return tuple(by_stage[stage] for stage, _ in pipeline.workers())
         require(self, pipeline)
         count, held_by_worker = pipeline.replicas[0], _counted(cast(Hashable, self), self.shortened(single(pipeline)))
         if count > 1:
             return tuple(held for held in held_by_worker for _ in range(count))
         return held_by_worker
 
+    @property
+    def _known(self) -> bool:
+        """True if `facts.kept` is what each stage keeps: exact, of workers with one stage each."""
+        return not (self.shares_workers or self.facts.kept_bound)
+
     def in_flight(self, pipeline: Pipeline) -> tuple[int, ...]:
         """For each stage, most activation units (usually micro-batches) that one replica keeps at the same time."""
+        if self._known:
+            terms, counts = self.terms(pipeline), [pipeline.micro_batches // count for count in pipeline.replicas]
+            return tuple(evaluate(self.facts.kept, {**terms, "i": i, "m": count}) for i, count in enumerate(counts))
         most_units = [0] * pipeline.stages
         for held in self.peaks(pipeline):
             for stage, units in held.own().items():
@@ -247,7 +285,7 @@ class Schedule(Protocol):
 
         From `facts.kept`, or counted by `peaks` if that fact is only an upper bound.
         """
-        if self.facts.kept_bound:
+        if self._known or self.facts.kept_bound:
             return tuple(held.total for held in self.peaks(pipeline))
         kept = self.by_place(self.facts.kept, pipeline, self.workers(single(pipeline)))
         return tuple(units for units in kept for _ in range(pipeline.replicas[0]))
@@ -376,69 +414,6 @@ class Schedule(Protocol):
     def chain_s(self, pipeline: Pipeline, times: PassSeconds) -> float:
         """Fill, work and drain of the worker for which their sum is longest, in seconds. O(stages * holders)."""
         return busiest_chain_s(self.flow(pipeline), times)
-
-
-class ReplicatedSchedule(Schedule, Protocol):
-    """A schedule that gives all replicas the same order; each worker ends with SYNC and UPDATE of its stages."""
-
-    __slots__ = ()
-
-    @abstractmethod
-    def worker_orders(self, pipeline: Pipeline) -> Iterable[Iterable[Action]]:
-        """The order of each worker of a pipeline of single replicas, without the final SYNC and UPDATE."""
-        ...
-
-    def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
-        """The orders of all replicas with SYNC and UPDATE; worker k of replica q is lane k * replicas + q."""
-        require(self, pipeline)
-        one_replica = single(pipeline)
-        lanes = [
-            (*actions, *finish(stages))
-            for actions, stages in zip(self.worker_orders(one_replica), self.placement(one_replica), strict=True)
-        ]
-        return replicate(lanes, pipeline.replicas[0])
-
-
-class PlacedSchedule(ReplicatedSchedule, Protocol):
-    """A schedule that places several stages on a worker, or a stage on several workers; equal replicas."""
-
-    __slots__ = ()
-
-    @abstractmethod
-    def counts(self, pipeline: Pipeline) -> tuple[dict[int, int], ...]:
-        """For each worker of a pipeline of single replicas, its micro-batches by stage, stages ascending."""
-        ...
-
-    def placement(self, pipeline: Pipeline) -> tuple[tuple[int, ...], ...]:
-        """The stages of each worker; the replicas of a worker are neighbours."""
-        stages_of_worker = [tuple(stages) for stages in self.counts(single(pipeline))]
-        return tuple(stages for stages in stages_of_worker for _ in range(pipeline.replicas[0]))
-
-    def workload(self, pipeline: Pipeline) -> tuple[tuple[int, ...], ...]:
-        """The number of micro-batches of each stage of each worker."""
-        counts_of_worker = [tuple(stages.values()) for stages in self.counts(single(pipeline))]
-        return tuple(counts for counts in counts_of_worker for _ in range(pipeline.replicas[0]))
-
-
-class StagePerWorkerSchedule(Schedule, Protocol):
-    """A schedule with each replica of a stage on its own worker and a known number of micro-batches in flight."""
-
-    __slots__ = ()
-
-    def in_flight(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """For each stage, most units that one replica keeps, by `facts.kept`; O(stages)."""
-        terms, micro_batches = self.terms(pipeline), [pipeline.micro_batches // count for count in pipeline.replicas]
-        return tuple(evaluate(self.facts.kept, {**terms, "i": i, "m": count}) for i, count in enumerate(micro_batches))
-
-    def held(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """`in_flight` by worker."""
-        kept = self.in_flight(pipeline)
-        return tuple(kept[stage] for stage, _ in pipeline.workers())
-
-    def peaks(self, pipeline: Pipeline) -> tuple[HeldUnits, ...]:
-        """`in_flight` by worker."""
-        peaks_by_stage = [HeldUnits.of({stage: kept}) for stage, kept in enumerate(self.in_flight(pipeline))]
-        return tuple(peaks_by_stage[stage] for stage, _ in pipeline.workers())
 
 
 def single(pipeline: Pipeline) -> Pipeline:

@@ -33,7 +33,7 @@ from planner.schedules import SCHEDULES
 from planner.schedules.chunks import ChunkedSchedule
 from planner.schedules.draining import one_forward_one_backward
 from planner.schedules.orders import Task, list_schedule
-from planner.schedules.schedule import ReplicatedSchedule
+from planner.schedules.schedule import Schedule
 from planner.schedules.types import Action, ActionKind, Facts, Pipeline
 
 _PERIOD = 6
@@ -338,7 +338,7 @@ def split_backward_order(stages: int, micro_batches: int, limit: int) -> tuple[t
 
 
 @dataclass(frozen=True, slots=True)
-class SplitBackward(ReplicatedSchedule):
+class SplitBackward(Schedule):
     """A schedule with one stage per worker and split backwards, within a limit of micro-batches.
 
     ZB-H1 keeps p of them and has a third of the bubble of 1F1B: its order is that of 1F1B with every weight gradient of

@@ -42,7 +42,7 @@ from planner.exchange import (
     recipes,
     sent_bytes,
 )
-from planner.exchange.collective_schemes import Sharded, step_traffic
+from planner.exchange.collective_schemes import CHEAPEST, Collectives, step_traffic
 from planner.hardware import Collective
 from planner.plans import validate
 from planner.solvers import chain_dp
@@ -60,7 +60,9 @@ SCATTER = ExchangeStep(Collective.REDUCE_SCATTER, Content.GRADIENTS, Phase.BACKW
 ACROSS = ExchangeStep(Collective.ALL_REDUCE, Content.GRADIENTS, Phase.END, Group.ACROSS)
 
 
-HYBRID = Sharded("hybrid", NUMBER, Recipe((GATHER, AGAIN, SCATTER, ACROSS), Group.INSIDE, Group.INSIDE, Group.INSIDE))
+HYBRID = Collectives(
+    "hybrid", CHEAPEST, NUMBER, Recipe((GATHER, AGAIN, SCATTER, ACROSS), Group.INSIDE, Group.INSIDE, Group.INSIDE)
+)
 """Everything in shards inside a machine."""
 
 

@@ -136,7 +136,7 @@ def _runs(
 
     def rest(before: Cut, units: int) -> Iterator[tuple[ReplicatedStage, ...]]:
         if before == stop:
-            if units == 0 or problem.use_fewer:
+            if units == 0 or not problem.use_all:
                 yield ()
             return
         for cut in cuts:
@@ -155,7 +155,7 @@ def _runs(
 def _of_places(problem: PlacedPipelineProblem) -> Iterator[tuple[PlacedStage, ...]]:
     """Every way to take the devices from the left, with every way to cut; what is not allowed is left to the judge."""
     cuts = every_cut(problem.layers)
-    strides = [problem.unit_devices(level) for level in range(1, len(problem.fanout))]
+    strides = [problem.unit_devices(level) for level in range(1, len(problem.machines))]
 
     def places(free: int, offset: int, copies: int, stride: int) -> Iterator[tuple[int, int, int, int]]:
         """(first, width, copies, stride) of the next stage."""

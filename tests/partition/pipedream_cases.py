@@ -11,13 +11,10 @@ from hypothesis import strategies as st
 
 from planner.importers import load_graph
 from planner.space.partition import (
-    BoundaryBytes,
-    Frontiers,
     Layers,
     Memory,
     PipeDreamProblem,
-    StageCost,
-    StashRule,
+    Released,
     recorded_layers,
 )
 from tests.shared_data import shared_path
@@ -36,15 +33,13 @@ def layer_graphs(draw: st.DrawFn, most: int = 5) -> Layers:
 
 def memories() -> st.SearchStrategy[Memory]:
     """No limit, or one that is tight for layers of these sizes."""
-    tight = st.builds(Memory, st.sampled_from([8.0, 20.0, 45.0, 90.0]), st.sampled_from(list(StashRule)))
+    tight = st.builds(Memory, st.sampled_from([8.0, 20.0, 45.0, 90.0]), st.booleans())
     return st.one_of(st.just(Memory()), tight)
 
 
 TERMS: dict[str, st.SearchStrategy[Any]] = {
-    "cost": st.sampled_from(list(StageCost)),
+    "released": st.integers(0, (~Released.NOTHING).value).map(Released),
     "transfers": st.booleans(),
-    "boundary": st.sampled_from(list(BoundaryBytes)),
-    "frontiers": st.sampled_from(list(Frontiers)),
 }
 
 
@@ -66,11 +61,9 @@ def released_problem(row: dict[str, Any]) -> PipeDreamProblem:
         recorded(row["profile"]),
         tuple(row["n"]),
         tuple(row["b"]),
-        cost=StageCost.RELEASED,
+        ~Released.NOTHING,
         transfers=bool(row["comm"]),
-        boundary=BoundaryBytes.RELEASED,
-        frontiers=Frontiers.FIRST_SOURCE,
-        memory=Memory(16e9, StashRule.RELEASED) if row["mem"] else Memory(),
+        memory=Memory(16e9, released=True) if row["mem"] else Memory(),
         replicate=not row["straight"],
-        use_fewer=bool(row["fewer"]),
+        use_all=not row["fewer"],
     )

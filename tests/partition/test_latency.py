@@ -21,16 +21,18 @@ from tests.shared_data import shared_path
 
 def _diamond(transfer: float, accelerators: int = 2) -> LatencyProblem:
     """1 -> (4, 3) -> 2 on accelerators that move results through host memory."""
-    hops = 2.0 * (1 - np.eye(accelerators))
     return LatencyProblem(
-        time_ms=np.repeat(np.array([[1.0], [4.0], [3.0], [2.0]]), accelerators, axis=1),
+        accelerators=accelerators,
+        cpus=0,
+        memory_bytes=40.0,
+        accelerator_ms=np.array([1.0, 4.0, 3.0, 2.0]),
+        cpu_ms=np.zeros(4),
+        size_bytes=np.full(4, 10.0),
+        supported=np.ones(4, dtype=bool),
+        backward=np.zeros(4, dtype=bool),
+        colour=np.full(4, -1),
         edges=np.array([(0, 1), (0, 2), (1, 3), (2, 3)]),
         transfer_ms=np.full(4, transfer),
-        hops=hops,
-        size_bytes=np.full(4, 10.0),
-        memory_bytes=40.0,
-        limited=np.ones(accelerators, dtype=bool),
-        colour=np.full(4, -1),
     )
 
 
@@ -56,10 +58,7 @@ def test_memory_and_colours_bind() -> None:
 
 
 def test_a_node_that_runs_nowhere() -> None:
-    problem = _diamond(0.0)
-    times = problem.time_ms.copy()
-    times[2] = np.inf
-    result = search_partition(replace(problem, time_ms=times))
+    result = search_partition(replace(_diamond(0.0), supported=np.array([True, True, False, True])))
     assert (result.decision, result.bound) == (None, float("inf"))
 
 
@@ -92,23 +91,20 @@ def _instances(draw: st.DrawFn) -> LatencyProblem:
     n = draw(st.integers(1, 5))
     random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     fast, slow = [(1, 0), (2, 0), (1, 1), (2, 1), (3, 0)][int(random.integers(5 if n < 5 else 3))]
-    k = fast + slow
     column = random.integers(0, 9, (n, 2)).astype(float) if random.integers(2) else random.uniform(0, 5, (n, 2))
-    times = np.concatenate([np.repeat(column[:, :1], fast, axis=1), np.repeat(column[:, 1:], slow, axis=1)], axis=1)
-    if slow:
-        times[random.random(n) < 0.2, :fast] = np.inf
     pairs = [(u, v) for v in range(n) for u in range(v) if random.random() < 0.45]
-    away = np.array([1.0] * fast + [0.0] * slow)
-    hops = (away[:, None] + away[None, :]) * (1 - np.eye(k))
     return LatencyProblem(
-        time_ms=times,
+        accelerators=fast,
+        cpus=slow,
+        memory_bytes=float(random.integers(2, 14)),
+        accelerator_ms=column[:, 0],
+        cpu_ms=column[:, 1],
+        size_bytes=random.integers(0, 5, n).astype(float),
+        supported=random.random(n) >= 0.2 if slow else np.ones(n, dtype=bool),
+        backward=np.zeros(n, dtype=bool),
+        colour=random.integers(-1, 2, n) if random.integers(3) == 0 else np.full(n, -1),
         edges=np.array(pairs, dtype=np.int64).reshape(-1, 2),
         transfer_ms=random.integers(0, 4, n) * float(random.choice([0.25, 1.0])),
-        hops=hops,
-        size_bytes=random.integers(0, 5, n).astype(float),
-        memory_bytes=float(random.integers(2, 14)),
-        limited=np.array([True] * fast + [False] * slow),
-        colour=random.integers(-1, 2, n) if random.integers(3) == 0 else np.full(n, -1),
     )
 
 

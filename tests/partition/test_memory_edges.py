@@ -166,7 +166,7 @@ def test_piper(document: dict[str, Any], at: int, distance: float) -> None:
 @EXAMPLES
 @given(layer_graphs(4), memories(), st.booleans(), AT, apart())
 def test_pipedream_on_one_level(layers: Any, memory: Any, replicate: bool, at: int, distance: float) -> None:
-    problem = PipeDreamProblem(layers, (3,), (8.0,), memory=memory, replicate=replicate, use_fewer=True)
+    problem = PipeDreamProblem(layers, (3,), (8.0,), memory=memory, replicate=replicate, use_all=False)
     agree(problem, at, distance, search_partition)
 
 

@@ -14,16 +14,13 @@ from planner.errors import ModelError, UsageError
 from planner.importers import load_graph
 from planner.solvers.partition import hierarchical_dp, search_partition
 from planner.space.partition import (
-    BoundaryBytes,
-    Frontiers,
     Layers,
     Memory,
     PipeDreamProblem,
     PlacedPipelineProblem,
     PlacedStage,
+    Released,
     ReplicatedStage,
-    StageCost,
-    StashRule,
     chain_layers,
     priced_layers,
     recorded_layers,
@@ -59,7 +56,7 @@ def test_released_cost_of_a_flat_plan() -> None:
 
 
 def test_paper_cost_of_a_flat_plan() -> None:
-    problem = PipeDreamProblem(CHAIN, (4,), (2.0,), cost=StageCost.PAPER)
+    problem = PipeDreamProblem(CHAIN, (4,), (2.0,), Released.NOTHING)
     verdict = problem.judge(stages((0, 1, 1), (1, 3, 3)))
     # second: max(8, 2 * 2 * 10 / 2) / 3 = 20/3; its transfer 2 * 3 / 2 = 3 is not shared among replicas
     assert verdict.parts == pytest.approx((4.0, 20 / 3))
@@ -92,8 +89,8 @@ def test_released_cost_on_two_levels() -> None:
 def test_bytes_at_a_cut(before: tuple[int, ...], live: float, released: float) -> None:
     rest = tuple(sorted(set(range(4)) - set(before)))
     plan = (ReplicatedStage(before, 1), ReplicatedStage(rest, 1)) if rest else (ReplicatedStage(before, 1),)
-    for boundary, expected in ((BoundaryBytes.LIVE, live), (BoundaryBytes.RELEASED, released)):
-        problem = PipeDreamProblem(DIAMOND, (2,), (0.01,), boundary=boundary, use_fewer=True)
+    for rules, expected in ((Released.COST, live), (Released.COST | Released.CUT_BYTES, released)):
+        problem = PipeDreamProblem(DIAMOND, (2,), (0.01,), rules, use_all=False)
         assert problem.judge(plan).objective == pytest.approx(2 * expected / 0.01 if rest else 10.0)
 
 
@@ -101,14 +98,14 @@ def test_memory_as_it_is_and_as_released() -> None:
     layers = chain_layers([1.0, 1.0], [3.0, 5.0], [2.0, 0.0], [10.0, 20.0])
     plan = stages((0, 1, 1), (1, 2, 1))
 
-    def needs(rule: StashRule) -> list[float]:
-        problem = PipeDreamProblem(layers, (2,), (1.0,), memory=Memory(0.5, rule))
+    def needs(*, released: bool) -> list[float]:
+        problem = PipeDreamProblem(layers, (2,), (1.0,), memory=Memory(0.5, released))
         return [v.needed for v in problem.judge(plan).violations]
 
     # two minibatches in flight: 2 * (3 + 10) + 2 * 3; then one, with its input: 5 + 20 + 2 + 2 * 5
-    assert needs(StashRule.STASHED) == [32.0, 37.0]
+    assert needs(released=False) == [32.0, 37.0]
     # one too few in flight: 3 + 10, and nothing for the last stage
-    assert needs(StashRule.RELEASED) == [13.0]
+    assert needs(released=True) == [13.0]
 
 
 @pytest.mark.parametrize(
@@ -135,7 +132,7 @@ def test_bad_problems() -> None:
     with pytest.raises(ModelError, match="negative"):
         chain_layers([-1.0], [0.0], [0.0])
     with pytest.raises(UsageError, match="idle"):
-        search_partition(PipeDreamProblem(CHAIN, (2, 2), (1.0, 1.0), memory=Memory(1e3), use_fewer=True))
+        search_partition(PipeDreamProblem(CHAIN, (2, 2), (1.0, 1.0), memory=Memory(1e3), use_all=False))
 
 
 def test_nothing_fits() -> None:
@@ -194,7 +191,7 @@ def test_known_answers(case: str) -> None:
         chain_layers(given["time"], given["weight"], given["act"]),
         (given["workers"],),
         (given["bandwidth"],),
-        cost=StageCost.PAPER if "paper" in case else StageCost.RELEASED,
+        Released.NOTHING if "paper" in case else Released.COST,
     )
     result = search_partition(problem)
     assert result.objective == pytest.approx(expect["bottleneck"])
@@ -239,9 +236,10 @@ def test_fast_inner_links_never_hurt(
 ) -> None:
     """VGG-16 on servers: never worse than the flat plan on the slowest links."""
     layers = recorded("vgg16")
-    nested = PipeDreamProblem(layers, fanout, speeds, boundary=BoundaryBytes.RELEASED)
+    rules = Released.COST | Released.CUT_BYTES
+    nested = PipeDreamProblem(layers, fanout, speeds, rules)
     assert search_partition(nested).objective * 1e3 == pytest.approx(released_ms, abs=0.05)
-    result = search_partition(PlacedPipelineProblem(layers, fanout, speeds, boundary=BoundaryBytes.RELEASED))
+    result = search_partition(PlacedPipelineProblem(layers, fanout, speeds, rules, use_all=False))
     assert result.objective * 1e3 <= flat_ms
     assert result.proven
 
@@ -253,7 +251,7 @@ def test_placed_is_never_worse_than_flat(profile: str) -> None:
         flat = search_partition(PipeDreamProblem(layers, (8,), (speed,)))
         one_level = search_partition(PlacedPipelineProblem(layers, (8,), (speed,), use_all=True))
         assert one_level.objective >= flat.objective * (1 - 1e-12)  # the first stage's sending is charged as well
-        on_servers = search_partition(PlacedPipelineProblem(layers, (4, 2), (10 * speed, speed)))
+        on_servers = search_partition(PlacedPipelineProblem(layers, (4, 2), (10 * speed, speed), use_all=False))
         assert on_servers.objective <= one_level.objective * (1 + 1e-12)
 
 
@@ -261,7 +259,7 @@ def test_cuts_that_the_released_walk_never_sees() -> None:
     """GNMT has several sources; with all cuts its pipeline is a fifth faster than the recorded one."""
     row = next(r for r in recorded_rows() if r["profile"] == "gnmt" and r["n"] == [16] and r["b"] == [10e9])
     problem = released_problem(row)
-    free = PipeDreamProblem(problem.layers, problem.machines, problem.bandwidth_byte_per_s, frontiers=Frontiers.ALL)
+    free = PipeDreamProblem(problem.layers, problem.machines, problem.bandwidth_byte_per_s)
     result = search_partition(free)
     assert result.objective < 0.8 * row["pipe_s"]
     assert result.proven

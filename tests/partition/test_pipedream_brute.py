@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.solvers.partition import search_partition
-from planner.space.partition import Layers, Memory, PipeDreamProblem, PlacedPipelineProblem, StashRule
+from planner.space.partition import Layers, Memory, PipeDreamProblem, PlacedPipelineProblem
 from tests.oracles.partitions import by_force
 from tests.partition.pipedream_cases import TERMS, layer_graphs, memories
 
@@ -33,7 +33,7 @@ def test_one_level(
     layers: Layers, machines: int, speed: float, memory: Memory, replicate: bool, use_fewer: bool, terms: dict
 ) -> None:
     problem = PipeDreamProblem(
-        layers, (machines,), (speed,), memory=memory, replicate=replicate, use_fewer=use_fewer, **terms
+        layers, (machines,), (speed,), memory=memory, replicate=replicate, use_all=not use_fewer, **terms
     )
     oracle, result = by_force(problem), search_partition(problem)
     assert same(result.objective, oracle.objective)
@@ -59,7 +59,7 @@ def test_several_levels(
     use_fewer: bool,
     terms: dict,
 ) -> None:
-    if memory.rule is StashRule.STASHED and math.isfinite(memory.device_bytes):
+    if not memory.released and math.isfinite(memory.device_bytes):
         use_fewer = False
     problem = PipeDreamProblem(
         layers,
@@ -67,7 +67,7 @@ def test_several_levels(
         speeds[: len(machines)],
         memory=memory,
         replicate=replicate,
-        use_fewer=use_fewer and len(machines) < 3,
+        use_all=not use_fewer or len(machines) >= 3,
         **terms,
     )
     oracle, result = by_force(problem), search_partition(problem)
@@ -82,7 +82,7 @@ def test_several_levels(
     speeds=st.tuples(st.sampled_from([50.0, 8.0]), st.sampled_from([8.0, 2.0]), st.sampled_from([2.0, 0.5])),
     memory=memories(),
     use_all=st.booleans(),
-    terms=st.fixed_dictionaries({name: value for name, value in TERMS.items() if name != "frontiers"}),
+    terms=st.fixed_dictionaries(TERMS),
 )
 def test_placed(
     layers: Layers,

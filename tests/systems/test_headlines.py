@@ -11,7 +11,7 @@ from benchmarks.headlines_recorded import CASES, balanced_pipeline, bench_of, ri
 from planner.api import load_graph
 from planner.hardware import load_cluster
 from planner.solvers.partition import search_partition
-from planner.space.partition import PipeDreamProblem, StageCost, recorded_layers
+from planner.space.partition import PipeDreamProblem, Released, recorded_layers
 from planner.systems import Setting, decide, get
 from tests.shared_data import shared_path
 
@@ -101,7 +101,7 @@ def test_vgg16_by_the_published_stage_costs() -> None:
 def test_gnmt_in_a_line_by_the_released_stage_cost() -> None:
     """What others found from the same profile, four devices at 12.5 GB/s: 3.457 and 1.299 times one device, 2.66."""
     layers = recorded_layers(load_graph(shared_path("instances/pipedream/gnmt.graph.txt")))
-    problem = PipeDreamProblem(layers, (4,), (12.5e9,), cost=StageCost.RELEASED)
+    problem = PipeDreamProblem(layers, (4,), (12.5e9,), Released.COST)
     one_s = layers.compute_s.sum()
     data_s = problem.judge(dict(problem.trivial())["data-parallel"]).objective
     line_s = search_partition(problem, time_limit_s=20).objective

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -36,22 +35,14 @@ _KEPT_PER_WEIGHT = 3.0
 """Bytes kept per byte of weights: one version of the weights, gradients, momentum."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Mesh:
-    """d replicas of t devices; all nodes run by one choice."""
+_Mesh = tuple[int, int, str]
+"""Replicas, devices of each, and the choice by which all nodes run."""
 
-    replicas: int
-    tensor: int
-    choice: str = ""
 
-    @property
-    def devices(self) -> int:
-        return self.replicas * self.tensor
-
-    @property
-    def text(self) -> str:
-        split = f"{self.replicas} x {self.tensor}" if self.tensor > 1 else f"{self.replicas}"
-        return f"{split} devices" + (f", {self.choice}" if self.choice else "")
+def _text(replicas: int, tensor: int = 1, choice: str = "") -> str:
+    """A mesh in words."""
+    split = f"{replicas} x {tensor}" if tensor > 1 else f"{replicas}"
+    return f"{split} devices" + (f", {choice}" if choice else "")
 
 
 def piper_iteration(problem: PiperProblem, options: PartitionOptions) -> IterationProblem:
@@ -68,21 +59,22 @@ def piper_iteration(problem: PiperProblem, options: PartitionOptions) -> Iterati
     shape = (problem.node_count, problem.node_count, len(meshes))
     time_s, fixed, activation = np.full(shape, math.inf), np.zeros(shape), np.zeros(shape)
     for c, mesh in enumerate(meshes):
-        choices = [_choice(problem, v, mesh) for v in order.tolist()]
+        d = mesh[0]
+        choices = [_choice(problem, v, *mesh[1:]) for v in order.tolist()]
         if None in choices:
             continue
         choice = np.array(choices, dtype=np.int64)
         work, weights = (range_sums(problem.time_s[choice]), range_sums(problem.weight_bytes[choice]))
         moved = _transfers(problem, place, choice)
-        d, rate = mesh.replicas, problem.bandwidth_bytes_per_s
+        rate = problem.bandwidth_bytes_per_s
         exchange = 2 * moved_bytes(Collective.ALL_REDUCE, 1.0, d) / problem.batch * weights
         time_s[:, :, c] = work / d + (moved / d + exchange) / rate
         fixed[:, :, c] = range_sums(problem.fixed_bytes[choice])
         activation[:, :, c] = range_sums(problem.activation_bytes[choice]) / d
     return IterationProblem(
-        time_s=_upper(time_s), config_devices=np.array([mesh.devices for mesh in meshes]), devices=problem.devices,
+        time_s=_upper(time_s), config_devices=np.array([d * t for d, t, _ in meshes]), devices=problem.devices,
         micro_batches=problem.batch, fixed_bytes=fixed, activation_bytes=activation,
-        memory_bytes=problem.memory_bytes, use_all=not options.idle, names=tuple(mesh.text for mesh in meshes),
+        memory_bytes=problem.memory_bytes, use_all=not options.idle, names=tuple(_text(*mesh) for mesh in meshes),
     )  # fmt: skip
 
 
@@ -112,7 +104,7 @@ def layer_iteration(layers: Layers, options: PartitionOptions) -> IterationProbl
         micro_batches=micro_batches, fixed_bytes=np.stack(fixed, axis=2), activation_bytes=np.stack(activation, axis=2),
         memory_bytes=math.inf if options.memory_bytes is None else options.memory_bytes, boundary_s=boundary,
         boundary_level=boundary_levels(devices, groups) if options.transfers else None, use_all=not options.idle,
-        names=tuple(_Mesh(d, 1).text for d in sizes),
+        names=tuple(map(_text, sizes)),
     )  # fmt: skip
 
 
@@ -138,15 +130,10 @@ def _encode(
     instance: Instance, problem: IterationProblem, decision: IterationDecision, verdict: Verdict, order: Sequence[int]
 ) -> tuple[Part, ...]:
     """The stages as parts; `order` are the positions of the layers."""
-    parts, count = [], len(decision)
-    for number, (stage, value) in enumerate(zip(decision, verdict.parts, strict=True)):
-        devices, at = int(problem.config_devices[stage.config]), (stage.first, stage.last, stage.config)
-        kept_bytes = None
-        if problem.fixed_bytes is not None and problem.activation_bytes is not None:
-            in_flight = min(count - number, problem.micro_batches)
-            kept_bytes = float(problem.fixed_bytes[at] + in_flight * problem.activation_bytes[at])
+    parts = []
+    for stage, value, kept_bytes in zip(decision, verdict.parts, verdict.kept_bytes, strict=True):
+        devices, name = int(problem.config_devices[stage.config]), problem.names[stage.config]
         nodes = instance.ranges(order[stage.first : stage.last + 1])
-        name = problem.names[stage.config]
         parts.append(Part("stage", nodes, value, kept_bytes, devices=devices, configuration=name))
     return tuple(parts)
 
@@ -174,7 +161,7 @@ def _decode(
 def _piper_meshes(problem: PiperProblem) -> list[_Mesh]:
     """Meshes with 1, 2, 4, ... replicas at every tensor degree, for every choice that all nodes have there."""
     names = problem.choice_names or ("",) * len(problem.choice_node)
-    meshes = []
+    meshes: list[_Mesh] = []
     for tensor in problem.tensor_degrees:
         at_degree = [i for i in range(len(names)) if int(problem.choice_tensor[i]) == tensor]
         for choice in dict.fromkeys(names[i] for i in at_degree):
@@ -183,7 +170,7 @@ def _piper_meshes(problem: PiperProblem) -> list[_Mesh]:
                 continue
             d = 1
             while d * tensor <= problem.devices:
-                meshes.append(_Mesh(d, tensor, choice))
+                meshes.append((d, tensor, choice))
                 d *= 2
     return meshes
 
@@ -202,9 +189,9 @@ def _check_size(layers: int, meshes: int) -> None:
         )
 
 
-def _choice(problem: PiperProblem, node: int, mesh: _Mesh) -> int | None:
-    for index in problem.options(node, mesh.tensor).tolist():
-        if not problem.choice_names or problem.choice_names[index] == mesh.choice:
+def _choice(problem: PiperProblem, node: int, tensor: int, choice: str) -> int | None:
+    for index in problem.options(node, tensor).tolist():
+        if not problem.choice_names or problem.choice_names[index] == choice:
             return int(index)
     return None
 

@@ -19,6 +19,7 @@ from planner.space.partition import (
     LatencyProblem,
     MaxLoadDecision,
     MaxLoadProblem,
+    OperatorPlacement,
     Verdict,
     latency_problem,
     max_load_problem,
@@ -43,14 +44,12 @@ def _settle(instance: Instance, options: PartitionOptions) -> PartitionOptions:
     return options.filled(contiguous=True, devices=graph.accelerators, cpus=graph.cpus, memory_bytes=graph.memory_bytes)
 
 
+def _limits(options: PartitionOptions) -> dict[str, float | None]:
+    return {"accelerators": options.devices, "cpus": options.cpus, "memory_bytes": options.memory_bytes}
+
+
 def _problem(instance: Instance, options: PartitionOptions) -> MaxLoadProblem:
-    return max_load_problem(
-        instance.content,
-        contiguous=bool(options.contiguous),
-        accelerators=options.devices,
-        cpus=options.cpus,
-        memory_bytes=options.memory_bytes,
-    )
+    return max_load_problem(instance.content, contiguous=bool(options.contiguous), **_limits(options))
 
 
 def _encode(
@@ -60,20 +59,16 @@ def _encode(
     nodes: list[list[int]] = [[] for _ in range(problem.devices)]
     for node in sorted(range(len(instance.ids)), key=instance.ids.__getitem__):
         nodes[decision[node]].append(node)
-    return _parts(instance, problem, problem.accelerators, nodes, verdict)
+    return _parts(instance, problem, nodes, verdict)
 
 
 def _parts(
-    instance: Instance,
-    problem: MaxLoadProblem | LatencyProblem,
-    accelerators: int,
-    nodes: Sequence[Sequence[int]],
-    verdict: Verdict,
+    instance: Instance, problem: OperatorPlacement, nodes: Sequence[Sequence[int]], verdict: Verdict
 ) -> tuple[Part, ...]:
     """Parts of the accelerators, then of the CPUs, each with its nodes in the given order."""
     parts = []
     for device, inside in enumerate(nodes):
-        accelerator = device < accelerators
+        accelerator = device < problem.accelerators
         kept = math.fsum(float(problem.size_bytes[i]) for i in inside) if accelerator else None
         runs = to_runs(instance.ids[i] for i in inside)
         parts.append(Part("accelerator" if accelerator else "cpu", runs, verdict.parts[device], kept))
@@ -81,21 +76,22 @@ def _parts(
 
 
 def _decode(instance: Instance, problem: MaxLoadProblem, parts: Sequence[Part]) -> MaxLoadDecision:
-    kinds = ["accelerator"] * problem.accelerators + ["cpu"] * problem.cpus
-    if [part.kind for part in parts] != kinds:
+    return _device_of_nodes(instance, problem, parts)[0]
+
+
+def _device_of_nodes(
+    instance: Instance, problem: OperatorPlacement, parts: Sequence[Part]
+) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
+    """The device of each node, and the nodes of each device in the order of its part.
+
+    Raises:
+        PlanError: the parts are not the problem's devices, or a node is on two devices, or on none.
+    """
+    if [part.kind for part in parts] != ["accelerator"] * problem.accelerators + ["cpu"] * problem.cpus:
         raise PlanError(
             f"the parts are not {problem.accelerators} accelerators and {problem.cpus} CPUs", where=instance.name
         )
-    return _device_of_nodes(instance, [instance.positions(part.nodes) for part in parts])
-
-
-def _device_of_nodes(instance: Instance, nodes: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """The device of each node, from the nodes of each device.
-
-    Raises:
-        PlanError: a node is on two devices, or on none.
-    """
-    device_of = [-1] * len(instance.ids)
+    device_of, nodes = [-1] * len(instance.ids), [instance.positions(part.nodes, in_order=True) for part in parts]
     for device, inside in enumerate(nodes):
         for i in inside:
             if device_of[i] >= 0:
@@ -103,7 +99,7 @@ def _device_of_nodes(instance: Instance, nodes: Sequence[Sequence[int]]) -> tupl
             device_of[i] = device
     if -1 in device_of:
         raise PlanError(f"node {instance.ids[device_of.index(-1)]} is on no device", where=instance.name)
-    return tuple(device_of)
+    return tuple(device_of), nodes
 
 
 MAX_LOAD = Objective(
@@ -122,9 +118,7 @@ def _settle_latency(instance: Instance, options: PartitionOptions) -> PartitionO
 
 
 def _latency(instance: Instance, options: PartitionOptions) -> LatencyProblem:
-    return latency_problem(
-        instance.content, accelerators=options.devices, cpus=options.cpus, memory_bytes=options.memory_bytes
-    )
+    return latency_problem(instance.content, **_limits(options))
 
 
 def _encode_latency(
@@ -132,14 +126,11 @@ def _encode_latency(
 ) -> tuple[Part, ...]:
     """One part per device, with its nodes in the order in which it runs them."""
     turns = [[i for i in decision.order if decision.devices[i] == device] for device in range(problem.devices)]
-    return _parts(instance, problem, int(problem.limited.sum()), turns, verdict)
+    return _parts(instance, problem, turns, verdict)
 
 
 def _decode_latency(instance: Instance, problem: LatencyProblem, parts: Sequence[Part]) -> LatencyDecision:
-    if len(parts) != problem.devices:
-        raise PlanError(f"{len(parts)} parts are not {problem.devices} devices", where=instance.name)
-    turns = [instance.positions(part.nodes, in_order=True) for part in parts]
-    devices = _device_of_nodes(instance, turns)
+    devices, turns = _device_of_nodes(instance, problem, parts)
     arcs = [(a, b) for a, b in problem.edges.tolist()]
     arcs += [pair for nodes in turns for pair in itertools.pairwise(nodes)]
     order = topological_line(problem.nodes, arcs)

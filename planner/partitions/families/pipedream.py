@@ -16,9 +16,6 @@ from planner.partitions.families._iteration import iteration_objective, layer_it
 from planner.partitions.options import PartitionOptions, check_devices
 from planner.partitions.plan_file import Part
 from planner.space.partition import (
-    BoundaryBytes,
-    CutJudge,
-    Frontiers,
     IterationProblem,
     Layers,
     Memory,
@@ -26,15 +23,13 @@ from planner.space.partition import (
     PipeDreamProblem,
     PlacedPipelineProblem,
     PlacedStage,
+    Released,
     ReplicatedStage,
-    StageCost,
-    StashRule,
     Verdict,
     priced_layers,
     recorded_layers,
 )
 
-_COSTS = {"released": StageCost.RELEASED, "published": StageCost.PAPER}
 _MICRO_BATCHES = 64
 """Default number of micro-batches from one update to the next."""
 _UNCOUNTED = {"batch-unknown"}
@@ -85,40 +80,24 @@ def layers_of(instance: Instance, cost: str | None) -> Layers:
 
 def _problem(instance: Instance, options: PartitionOptions) -> PartitionProblem:
     layers = layers_of(instance, options.cost)
-    released = options.cost == "released"
+    released = ~Released.NOTHING if options.cost == "released" else Released.NOTHING
     machines, rates = options.machines or (), options.bandwidth_byte_per_s or ()
-    memory = Memory(math.inf if options.memory_bytes is None else options.memory_bytes, StashRule.STASHED)
-    boundary = BoundaryBytes.RELEASED if released else BoundaryBytes.LIVE
-    cost = _COSTS[options.cost or "released"]
-    if options.layout == "placed":
-        return PlacedPipelineProblem(
-            layers, machines, rates, cost=cost, transfers=bool(options.transfers), boundary=boundary, memory=memory,
-            use_all=not options.idle,
-        )  # fmt: skip
-    return PipeDreamProblem(
-        layers, machines, rates, cost=cost, transfers=bool(options.transfers), boundary=boundary, memory=memory,
-        frontiers=Frontiers.FIRST_SOURCE if released else Frontiers.ALL, use_fewer=bool(options.idle),
-    )  # fmt: skip
+    memory = Memory(math.inf if options.memory_bytes is None else options.memory_bytes)
+    kind = PlacedPipelineProblem if options.layout == "placed" else PipeDreamProblem
+    return kind(layers, machines, rates, released, bool(options.transfers), memory, use_all=not options.idle)
 
 
 def _encode(
     instance: Instance,
     problem: PipeDreamProblem | PlacedPipelineProblem,
-    decision: Sequence[ReplicatedStage] | Sequence[PlacedStage],
+    decision: Sequence[ReplicatedStage | PlacedStage],
     verdict: Verdict,
 ) -> tuple[Part, ...]:
-    stages: tuple[ReplicatedStage | PlacedStage, ...] = tuple(decision)
-    parts, behind, before = [], sum(stage.replicas for stage in stages), frozenset[int]()
-    cuts = CutJudge(problem.layers, problem.boundary)
-    for stage, value in zip(stages, verdict.parts, strict=True):
-        behind -= stage.replicas
-        received = cuts.cut_bytes(before) if before else 0.0
-        before = before | set(stage.layers)
-        kept_bytes = None
-        if not getattr(stage, "inner", ()):
-            kept_bytes = problem.memory.kept_bytes(problem.layers, stage.layers, behind, stage.replicas, received)
-        parts.append(_part(instance, problem, stage, value, kept_bytes))
-    return tuple(parts)
+    kept_bytes = verdict.kept_bytes or (None,) * len(decision)
+    return tuple(
+        _part(instance, problem, stage, value, kept)
+        for stage, value, kept in zip(decision, verdict.parts, kept_bytes, strict=True)
+    )
 
 
 def _part(

@@ -21,7 +21,6 @@ from planner.space.partition import (
     PiperStage,
     Verdict,
     piper_problem,
-    stage_figures,
 )
 
 
@@ -57,24 +56,19 @@ def _problem(instance: Instance, options: PartitionOptions) -> PiperProblem:
 
 
 def _encode(instance: Instance, problem: PiperProblem, decision: PiperDecision, verdict: Verdict) -> tuple[Part, ...]:
-    parts = []
-    ahead = sum(stage.data for stage in decision)
-    for stage, value in zip(decision, verdict.parts, strict=True):
-        in_flight = -(-ahead // stage.data)
-        ahead -= stage.data
-        parts.append(
-            Part(
-                "stage",
-                instance.ranges(stage.nodes),
-                value,
-                stage_figures(problem, stage, in_flight)[1],
-                devices=stage.data * stage.tensor,
-                replicas=stage.data,
-                tensor=stage.tensor,
-                choices=_choice_runs(instance, problem, stage),
-            )
+    return tuple(
+        Part(
+            "stage",
+            instance.ranges(stage.nodes),
+            value,
+            kept_bytes,
+            devices=stage.data * stage.tensor,
+            replicas=stage.data,
+            tensor=stage.tensor,
+            choices=_choice_runs(instance, problem, stage),
         )
-    return tuple(parts)
+        for stage, value, kept_bytes in zip(decision, verdict.parts, verdict.kept_bytes, strict=True)
+    )
 
 
 def _choice_runs(instance: Instance, problem: PiperProblem, stage: PiperStage) -> tuple[ChoiceRun, ...]:

@@ -72,7 +72,6 @@ def solve_partition(
     time_limit_s: float = 60.0,
     start: Any = None,  # noqa: ANN401
     progress: Progress | None = None,
-    reasons: bool = True,
 ) -> Result:
     """Find the best plan within a time limit, with a lower bound on the objective of every plan.
 
@@ -82,7 +81,6 @@ def solve_partition(
         time_limit_s: seconds to search.
         start: a decision to start from; ignored when it is not feasible.
         progress: called with (solver, objective, bound) whenever one of the two improves.
-        reasons: when there is no plan, spend time on finding out which limits rule every plan out.
 
     Returns:
         a result whose decision has passed the judge.
@@ -96,7 +94,7 @@ def solve_partition(
         raise UsageError(f"a time limit of {time_limit_s:g} s leaves no time", hint="give a positive limit")
     result = search_partition(problem, solver=solver, time_limit_s=time_limit_s, start=start, progress=progress)
     if result.decision is None:
-        raise _no_plan(problem, result, time_limit_s, solver if reasons else None)
+        raise _no_plan(problem, result, time_limit_s, solver)
     return result
 
 
@@ -154,22 +152,20 @@ def _solver_names(problem: PartitionProblem, solver: str) -> tuple[str, ...]:
     return (solver,)
 
 
-def _no_plan(problem: PartitionProblem, result: Result, time_limit_s: float, solver: str | None) -> InfeasibleError:
+def _no_plan(problem: PartitionProblem, result: Result, time_limit_s: float, solver: str) -> InfeasibleError:
     """The error that says why there is no plan.
 
     Args:
         problem: the problem.
         result: of the search; its bound is infinite if it proved that no plan exists.
         time_limit_s: of the search.
-        solver: solves the problem with single limits removed; None to skip that.
+        solver: solves the problem with single limits removed.
     """
     if result.bound < math.inf:
         return InfeasibleError(
             f"no plan was found within {time_limit_s:g} s, and none was shown not to exist",
             hint="allow more time, more memory or more devices",
         )
-    if solver is None:
-        return InfeasibleError("no plan keeps all limits", hint="allow more memory and devices")
     deadline = Deadline(min(_ALL_TRIALS_S, time_limit_s))
 
     def trial(changed: PartitionProblem) -> Any:  # noqa: ANN401

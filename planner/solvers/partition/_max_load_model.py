@@ -20,39 +20,17 @@ from planner.solvers.partition.types import NEVER, Deadline, Search
 _RANKED_PER_DEVICE = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """lower <= sum of coefficient * binary <= upper, all integers; terms are (binary, coefficient)."""
+Row = tuple[tuple[tuple[int, int], ...], int, int]
+"""(terms, lower, upper): lower <= sum of coefficient * binary <= upper, in integers; terms: (binary, coefficient)."""
 
-    terms: tuple[tuple[int, int], ...]
-    lower: int
-    upper: int
+LoadRow = tuple[tuple[tuple[int, float], ...], int]
+"""(terms, unless): sum of ms * binary <= largest load, lifted if the binary `unless` is 1; -1 for none.
 
+Terms are (binary, ms): the work of each group, and +cost and -cost of each net for its t and w.
+"""
 
-@dataclass(frozen=True, slots=True)
-class LoadRow:
-    """sum of ms * binary <= largest load; lifted if the binary `unless` is 1.
-
-    Attributes:
-        terms: (binary, ms): the work of each group, and +cost and -cost of each net for its t and w.
-        unless: binary that lifts the row; -1 for none.
-    """
-
-    terms: tuple[tuple[int, float], ...]
-    unless: int
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryRow:
-    """sum of the groups' bytes fits the memory; lifted if the binary `unless` is 1.
-
-    Attributes:
-        groups: (binary, group).
-        unless: binary that lifts the row; -1 for none.
-    """
-
-    groups: tuple[tuple[int, int], ...]
-    unless: int
+MemoryRow = tuple[tuple[tuple[int, int], ...], int]
+"""(groups, unless): the groups' bytes fit the memory, lifted if the binary `unless` is 1; groups: (binary, group)."""
 
 
 @dataclass(slots=True)
@@ -92,7 +70,7 @@ class LoadModel:
 
     def below(self, a: int, b: int) -> None:
         """Add the constraint a <= b."""
-        self.rows.append(Row(((int(a), 1), (int(b), -1)), -1, 0))
+        self.rows.append((((int(a), 1), (int(b), -1)), -1, 0))
 
 
 def build_model(form: Form, deadline: Deadline = NEVER) -> LoadModel:
@@ -105,7 +83,7 @@ def build_model(form: Form, deadline: Deadline = NEVER) -> LoadModel:
     devices = form.problem.devices
     model.place = model.new(form.groups, devices)
     for v in range(form.groups):
-        model.rows.append(Row(tuple((int(b), 1) for b in model.place[v]), 1, 1))
+        model.rows.append((tuple((int(b), 1) for b in model.place[v]), 1, 1))
     if form.problem.contiguous:
         _add_chain(model)
     else:
@@ -120,7 +98,7 @@ def _add_chain(model: LoadModel) -> None:
     form, devices = model.form, model.form.problem.devices
     model.is_cpu = [int(b) for b in model.new(devices)]
     cpus = form.problem.cpus
-    model.rows.append(Row(tuple((b, 1) for b in model.is_cpu), cpus, cpus))
+    model.rows.append((tuple((b, 1) for b in model.is_cpu), cpus, cpus))
     model.first = model.new(form.groups, devices)
     for v in np.flatnonzero(form.ordered):
         model.deadline.check()
@@ -128,7 +106,7 @@ def _add_chain(model: LoadModel) -> None:
             terms = [(int(model.first[v, p]), 1), (int(model.place[v, p]), -1)]
             if p:
                 terms.append((int(model.first[v, p - 1]), -1))
-            model.rows.append(Row(tuple(terms), 0, 0))
+            model.rows.append((tuple(terms), 0, 0))
     for a, b in form.arcs:
         model.deadline.check()
         for p in range(devices - 1):
@@ -141,7 +119,7 @@ def _add_chain(model: LoadModel) -> None:
 def _add_support(model: LoadModel) -> None:
     for v in np.flatnonzero(~model.form.supported):
         for d in range(model.form.problem.accelerators):
-            model.rows.append(Row(((int(model.place[v, d]), 1),), 0, 0))
+            model.rows.append((((int(model.place[v, d]), 1),), 0, 0))
 
 
 def ranked_groups(form: Form) -> list[int]:
@@ -157,7 +135,7 @@ def _add_ranks(model: LoadModel) -> None:
         for d in range(1, model.form.problem.accelerators):
             terms = [(int(model.place[v, d]), 1)]
             terms += [(int(model.place[u, d - 1]), -1) for u in ranked[:j]]
-            model.rows.append(Row(tuple(terms), -j, 0))
+            model.rows.append((tuple(terms), -j, 0))
 
 
 def _add_device(model: LoadModel, d: int) -> None:
@@ -170,16 +148,16 @@ def _add_device(model: LoadModel, d: int) -> None:
         terms = [(b, float(t)) for b, t in zip(placed, form.acc, strict=True) if t > 0]
         for e in range(len(form.nets)):
             terms += _add_net(model, e, d)
-        model.loads.append(LoadRow(tuple(terms), unless))
+        model.loads.append((tuple(terms), unless))
         if not form.roomy:
             groups = tuple((placed[v], v) for v in np.flatnonzero(form.size > 0).tolist())
-            model.memory.append(MemoryRow(groups, unless))
+            model.memory.append((groups, unless))
     if may_cpu:
         work = tuple((b, float(t)) for b, t in zip(placed, form.cpu, strict=True) if t > 0)
         unless = int(model.new(1)[0]) if chain else -1
         if chain:
-            model.rows.append(Row(((unless, 1), (model.is_cpu[d], 1)), 1, 1))
-        model.loads.append(LoadRow(work, unless))
+            model.rows.append((((unless, 1), (model.is_cpu[d], 1)), 1, 1))
+        model.loads.append((work, unless))
 
 
 def _add_net(model: LoadModel, e: int, d: int) -> list[tuple[int, float]]:
@@ -190,7 +168,7 @@ def _add_net(model: LoadModel, e: int, d: int) -> list[tuple[int, float]]:
     if len(pins) == 2:
         cut = int(model.new(1)[0])
         for a, b in (pins, pins[::-1]):
-            model.rows.append(Row(((a, 1), (b, -1), (cut, -1)), -2, 0))
+            model.rows.append((((a, 1), (b, -1), (cut, -1)), -2, 0))
         model.parts[e, d] = (cut, -1)
         return [(cut, cost)]
     any_held, all_held = (int(b) for b in model.new(2))
@@ -226,9 +204,9 @@ def values_of(model: LoadModel, device: np.ndarray) -> np.ndarray | None:
         value[any_held] = int(0 < held < len(form.nets[e])) if all_held < 0 else int(held > 0)
         if all_held >= 0:
             value[all_held] = int(held == len(form.nets[e]))
-    for row in model.rows:
-        if row.lower == row.upper == 1 and len(row.terms) == 2 and row.terms[1][0] in model.is_cpu:
-            value[row.terms[0][0]] = 1 - value[row.terms[1][0]]
+    for terms, lower, upper in model.rows:
+        if lower == upper == 1 and len(terms) == 2 and terms[1][0] in model.is_cpu:
+            value[terms[0][0]] = 1 - value[terms[1][0]]
     return value
 
 

@@ -115,7 +115,7 @@ class _Tables:
     def _stage(self, place: int, last: int, kind: int) -> tuple[np.ndarray, np.ndarray]:
         """Pace (infinite where it does not fit) and pause of every run as the stage at a place; cached."""
         if (place, last, kind) not in self._stages:
-            needed = self.pipeline.kept[place].bytes(self.weights, self.saved)
+            needed = self.pipeline.kept_bytes(place, self.weights, self.saved)
             within = self.real & fits(needed, float(self.problem.memory_bytes[kind]))
             pace, pause = self._priced(place, last, kind)
             self._stages[place, last, kind] = np.where(within, pace, np.inf), pause

@@ -27,8 +27,8 @@ from planner.space.partition import (
     Layers,
     Memory,
     PipeDreamProblem,
+    Released,
     ReplicatedStage,
-    StageCost,
     bapipe,
     chain_layers,
     hetpipe,
@@ -264,9 +264,9 @@ def _partitions(
             yield stages
     shapes = [((devices,), (min(speeds),))] + ([(sizes, speeds)] if devices <= MOST_LEVELLED else [])
     ring = replace(layers, weight_bytes=layers.weight_bytes / 2)
-    priced = ((layers, StageCost.PAPER), (layers, StageCost.RELEASED), (ring, StageCost.RELEASED))
-    for (machines, links), (network, cost) in itertools.product(dict.fromkeys(shapes), priced):
-        problem = PipeDreamProblem(network, machines, links, cost=cost, memory=memory)
+    priced = ((layers, Released.NOTHING), (layers, Released.COST), (ring, Released.COST))
+    for (machines, links), (network, released) in itertools.product(dict.fromkeys(shapes), priced):
+        problem = PipeDreamProblem(network, machines, links, released, memory=memory)
         decision = search_partition(replace(problem, memory=Memory()), time_limit_s=TIME_LIMIT_S).decision
         if decision is not None and problem.judge(decision).violations:
             decision = search_partition(problem, time_limit_s=TIME_LIMIT_S).decision

@@ -8,10 +8,9 @@ good plan, then over all cuts below rising limits for the proof (`LineSearch`).
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,26 +18,20 @@ import numpy as np
 from planner.errors import UsageError
 from planner.memory import fits
 from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Search
-from planner.solvers.partition.pipedream_sweep import Cuts, Layout, Pricing, Step, Sweep, all_cuts, layout_on
+from planner.solvers.partition.pipedream_sweep import Cuts, Moves, Step, Sweep, all_cuts, moves_on
 from planner.space.partition import (
-    Frontiers,
     PipeDreamProblem,
     PlacedPipelineProblem,
     PlacedStage,
+    Released,
     ReplicatedStage,
-    StageCost,
-    StashRule,
 )
 
 _SAME = 1 + 1e-12
 
 
-@dataclass(frozen=True, slots=True)
-class Context:
-    """What the memory of a unit depends on: `copies` units run the same stages, `behind` devices run later stages."""
-
-    copies: int
-    behind: int
+Context = tuple[int, int]
+"""What the memory of a unit depends on: how many units run the same stages, and how many devices run later stages."""
 
 
 class NestedTables:
@@ -60,11 +53,11 @@ class NestedTables:
         self.weights = self._differences(cuts.weight_bytes, 0.0)
         self.saved = self._differences(cuts.saved_bytes, 0.0)
         self.tables: dict[tuple[int, Context], tuple[np.ndarray, ...]] = {}
-        self.by_device = math.isfinite(problem.memory.device_bytes) and problem.memory.rule is StashRule.STASHED
+        self.by_device = math.isfinite(problem.memory.device_bytes) and not problem.memory.released
 
     def solve(self) -> tuple[float, tuple[ReplicatedStage, ...] | None]:
         """The least time of all layers on all devices, and the plan; infinite and None if there is none."""
-        context = Context(1, 0)
+        context = (1, 0)
         machines = self.problem.machines[self.top]
         best = float(self._table(self.top, context)[machines][0, -1])
         if math.isinf(best):
@@ -77,9 +70,9 @@ class NestedTables:
     def _context(self, level: int, context: Context, behind: int, replicas: int) -> Context:
         """Context of the units inside a stage with `behind` units of its level on later stages."""
         if not self.by_device:
-            return Context(1, 0)
-        size = math.prod(self.problem.machines[:level])
-        return Context(context.copies * replicas, context.behind + context.copies * behind * size)
+            return 1, 0
+        copies, after = context
+        return copies * replicas, after + copies * behind * math.prod(self.problem.machines[:level])
 
     def _unit(self, level: int, context: Context) -> np.ndarray:
         """[S, S] time of one unit of the level below, from each cut to each."""
@@ -92,13 +85,13 @@ class NestedTables:
         problem = self.problem
         speed = problem.bandwidth_byte_per_s[level]
         unit = self._unit(level, self._context(level, context, behind, replicas))
-        if problem.cost is StageCost.PAPER:
+        if not problem.adds_up:
             time = np.maximum(unit, 2 * (replicas - 1) * self.weights / speed) / replicas
         else:
             shared = problem.machines[level - 1] if first and level else 1
             time = (unit + 4 * (replicas - 1) * self.weights / (speed * replicas) / shared) / replicas
         if problem.transfers and not first:
-            sharing = 1 if problem.cost is StageCost.PAPER else replicas
+            sharing = replicas if problem.adds_up else 1
             cut_s = 2 * self.cuts.cut_bytes / (speed * sharing)
             leaving = cut_s.copy()
             leaving[-1] = 0.0
@@ -109,8 +102,8 @@ class NestedTables:
         memory = self.problem.memory
         if math.isinf(memory.device_bytes) or (self.by_device and level):
             return time
-        replicas_in_all, devices_behind = replicas * context.copies, behind * context.copies + context.behind
-        in_flight = memory.in_flight(devices_behind, replicas_in_all)
+        copies, after = context
+        in_flight = memory.in_flight(behind * copies + after, replicas * copies)
         needed = memory.needed(self.weights, self.saved, self.cuts.cut_bytes[:, None], in_flight)
         return np.where(fits(needed, memory.device_bytes), time, np.inf)
 
@@ -129,7 +122,7 @@ class NestedTables:
             best = np.full((rows, self.cuts.count), np.inf)
             if used == 1 or self.problem.replicate:
                 best = self._stage(level, context, machines - used, used, first=True)[:rows].copy()
-            if self.problem.use_fewer:
+            if not self.problem.use_all:
                 best = np.minimum(best, runs[used - 1])
             for replicas in range(1, used if self.problem.replicate else min(used, 2)):
                 stage = self._stage(level, context, machines - used, replicas, first=False)
@@ -150,7 +143,7 @@ class NestedTables:
         """The stages behind an entry of a table."""
         runs = self._table(level, context)
         machines, time = self.problem.machines[level], runs[units][start, stop] * _SAME
-        if self.problem.use_fewer and units > 1 and runs[units - 1][start, stop] <= time:
+        if not self.problem.use_all and units > 1 and runs[units - 1][start, stop] <= time:
             return self._trace(level, context, start, stop, units - 1)
         behind = machines - units
         if units == 1 or self.problem.replicate:
@@ -183,22 +176,18 @@ _MOST_PAIRED = 800
 
 @dataclass(slots=True)
 class LineSearch:
-    """Search for the fastest plan of stages in line, on each of several numbers of devices.
+    """Search for the fastest plan of stages in line, on all devices or on each number of them, largest first.
 
     Attributes:
         search: the problem, its best plan and bound.
-        counts: numbers of devices to try, most promising first.
-        layout_of: the layout of so many devices.
-        pricing: the pricing of so many devices.
         stage: makes a stage of the plan from its layers and place (first device, width, copies, stride).
+        moves: by number of devices, the places of stages on them.
         pairs: pairs of cuts that were priced.
     """
 
     search: Search
-    counts: Sequence[int]
-    layout_of: Callable[[int], Layout]
-    pricing: Callable[[int], Pricing]
     stage: Callable[[tuple[int, ...], tuple[int, int, int, int]], Any]
+    moves: dict[int, Moves] = field(default_factory=dict)
     pairs: int = 0
 
     def climb(self, cuts: Cuts) -> None:
@@ -207,7 +196,7 @@ class LineSearch:
         Without all cuts, the bound stays the compute time divided by the devices.
         """
         search = self.search
-        search.prove(float(cuts.compute_s[-1]) / max(self.counts))
+        search.prove(float(cuts.compute_s[-1]) / search.problem.devices)
         for cut_limit in _COARSE:
             if cuts.count > 2 * cut_limit:
                 self._below(search.objective, cuts.coarse(cut_limit))
@@ -225,12 +214,14 @@ class LineSearch:
 
     def _below(self, limit: float, cuts: Cuts) -> bool:
         """Search for plans below a limit; returns whether one was found."""
-        goal, deadline = limit, self.search.deadline
-        for count in self.counts:
+        goal, deadline, problem = limit, self.search.deadline, self.search.problem
+        for count in range(problem.devices, problem.devices - 1 if problem.use_all else 0, -1):
             if cuts.compute_s[-1] / count >= goal:
                 continue
             deadline.check()
-            sweep = Sweep(cuts, self.layout_of(count), self.pricing(count), goal, deadline.check)
+            if count not in self.moves:
+                self.moves[count] = moves_on(problem, count, deadline)
+            sweep = Sweep(problem, cuts, count, self.moves[count], goal, deadline.check)
             try:
                 best = sweep.run()
             finally:
@@ -242,14 +233,14 @@ class LineSearch:
         return goal < limit
 
     def _plan(self, cuts: Cuts, steps: Sequence[Step]) -> tuple[Any, ...]:
-        return tuple(self.stage(cuts.layers_between(step.start, step.stop), step.place) for step in steps)
+        return tuple(self.stage(cuts.layers_between(start, stop), place) for start, stop, place in steps)
 
 
-def _cuts_of(search: Search, frontiers: Frontiers) -> Cuts:
+def _cuts_of(search: Search, released: Released) -> Cuts:
     """Offer the trivial plans and list all cuts of the problem's layers."""
     problem = search.problem
     search.offer_all((search.solver, plan) for _, plan in problem.trivial())
-    cuts = all_cuts(problem.layers, problem.boundary, frontiers, _MOST_CUTS, search.deadline)
+    cuts = all_cuts(problem.layers, released, _MOST_CUTS, search.deadline)
     search.count(cuts=cuts.count, pairs=0)
     return cuts
 
@@ -266,18 +257,18 @@ def solve_nested(search: Search) -> None:
     """
     problem: PipeDreamProblem = search.problem
     levels = len(problem.machines)
-    stashed = problem.memory.rule is StashRule.STASHED and math.isfinite(problem.memory.device_bytes)
-    if levels > 1 and stashed and problem.use_fewer:
+    stashed = not problem.memory.released and math.isfinite(problem.memory.device_bytes)
+    if levels > 1 and stashed and not problem.use_all:
         raise UsageError(
             "memory cannot be counted device by device while units of several levels may stay idle",
-            hint="use a PlacedPipelineProblem, or use_fewer=False",
+            hint="use a PlacedPipelineProblem, or all units",
         )
-    cuts = _cuts_of(search, problem.frontiers)
+    cuts = _cuts_of(search, problem.released)
     complete = cuts.complete and (levels == 1 or cuts.count <= _MOST_PAIRED)
     search.space = f"replicated stages on {levels} level{'s' if levels > 1 else ''}"
     search.space += "" if complete else ", some of the cuts only"
     if levels == 1:
-        _solve_flat(search, problem, cuts)
+        LineSearch(search, lambda layers, place: ReplicatedStage(layers, place[1])).climb(cuts)
         return
     search.prove(float(cuts.compute_s[-1]) / problem.devices)
     searched_cuts = cuts if cuts.count <= _MOST_PAIRED else cuts.coarse(_MOST_PAIRED)
@@ -289,18 +280,6 @@ def solve_nested(search: Search) -> None:
         search.prove(min(time, search.objective))
 
 
-def _solve_flat(search: Search, problem: PipeDreamProblem, cuts: Cuts) -> None:
-    machines, released = problem.machines[0], problem.memory.rule is StashRule.RELEASED
-    line = PlacedPipelineProblem(problem.layers, problem.machines, problem.bandwidth_byte_per_s, cost=problem.cost)
-    LineSearch(
-        search,
-        list(range(machines, 0, -1)) if problem.use_fewer else [machines],
-        functools.cache(lambda devices: layout_on(line, devices, search.deadline, replicate=problem.replicate)),
-        lambda devices: Pricing(problem, True, (machines - devices) * released),
-        lambda layers, place: ReplicatedStage(layers, place[1]),
-    ).climb(cuts)
-
-
 def solve_placed(search: Search) -> None:
     """Find the fastest pipeline on a tree of devices; proven if the graph has at most `_MOST_CUTS` cuts.
 
@@ -308,16 +287,10 @@ def solve_placed(search: Search) -> None:
     devices.
     """
     problem: PlacedPipelineProblem = search.problem
-    cuts = _cuts_of(search, Frontiers.ALL)
+    cuts = _cuts_of(search, problem.released & ~Released.CUTS)
     search.space = "stages in line on a tree of devices"
     search.space += "" if cuts.complete else ", cut along the topological order"
-    LineSearch(
-        search,
-        [problem.devices] if problem.use_all else list(range(problem.devices, 0, -1)),
-        functools.cache(lambda devices: layout_on(problem, devices, search.deadline)),
-        lambda _: Pricing(problem, receiver=False),
-        lambda layers, place: PlacedStage(layers, *place),
-    ).climb(cuts)
+    LineSearch(search, lambda layers, place: PlacedStage(layers, *place)).climb(cuts)
 
 
 PARTITION_SOLVERS.register("hierarchical-dp", PartitionSolver(PipeDreamProblem, solve_nested))

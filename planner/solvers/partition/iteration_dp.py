@@ -8,6 +8,7 @@ repeated stage by stage from the end; a state with more stages is kept if it is 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -21,7 +22,7 @@ from planner.space.partition import IterationProblem, MeshStage
 _UNLIMITED = np.iinfo(np.int32).max
 
 
-@dataclass(frozen=True)
+@dataclass
 class Tables:
     """An instance as the passes use it. L layers, C configurations, G mesh sizes, V levels, D devices.
 
@@ -35,6 +36,9 @@ class Tables:
         boundary_s: [V, L] with 0 for the first layer; V = 1 and zero if boundaries are free.
         columns: [V] the r of the states whose next boundary crosses links of that level.
         limited: true if some stage cannot hold all micro-batches.
+        deadline: of the search; passes raise `OutOfTime` after it.
+        passes: so far.
+        staged_passes: so far, stage by stage.
     """
 
     problem: IterationProblem
@@ -44,6 +48,14 @@ class Tables:
     boundary_s: np.ndarray
     columns: tuple[np.ndarray, ...]
     limited: bool
+    deadline: Deadline
+    passes: int = 0
+    staged_passes: int = 0
+
+    @functools.cached_property
+    def relaxed(self) -> np.ndarray:
+        """[G, L, L] stage times with one micro-batch in flight."""
+        return self.stage_seconds(1)
 
     def stage_seconds(self, in_flight: int) -> np.ndarray:
         """[G, L, L] time of the fastest configuration of each size that fits with so many micro-batches in flight."""
@@ -62,7 +74,7 @@ class Tables:
         return unique
 
 
-def tables_of(problem: IterationProblem) -> Tables:
+def tables_of(problem: IterationProblem, deadline: Deadline) -> Tables:
     """Group configurations by mesh size and compute how many micro-batches fit."""
     sizes = sorted({int(n) for n in problem.config_devices if n <= problem.devices})
     configs = tuple(np.flatnonzero(problem.config_devices == n) for n in sizes)
@@ -77,7 +89,7 @@ def tables_of(problem: IterationProblem) -> Tables:
         ]
         columns = [np.flatnonzero(level == v) for v in range(len(boundary))]
     limited = bool((most_in_flight < problem.micro_batches)[np.isfinite(problem.time_s)].any())
-    return Tables(problem, tuple(sizes), configs, most_in_flight, boundary, tuple(columns), limited)
+    return Tables(problem, tuple(sizes), configs, most_in_flight, boundary, tuple(columns), limited, deadline)
 
 
 def _most_in_flight(problem: IterationProblem) -> np.ndarray:
@@ -137,19 +149,19 @@ def extend(
     return best
 
 
-def backward(tables: Tables, seconds: np.ndarray, cap: float, deadline: Deadline) -> np.ndarray:
+def backward(tables: Tables, cap: float) -> np.ndarray:
     """[L + 1, D + 1] least sum of stage times of every state under the cap, with memory of one micro-batch in flight.
 
     Raises:
         OutOfTime: the deadline passed.
     """
     layers, devices = tables.problem.layers, tables.problem.devices
-    capped = under_cap(tables, seconds, cap)
+    capped = under_cap(tables, tables.relaxed, cap)
     reach = [last_within(table) for table in capped]
     table = np.full((layers + 1, devices + 1), np.inf)
     table[layers, 0 if tables.problem.use_all else slice(None)] = 0.0
     for first in range(layers - 1, -1, -1):
-        deadline.check()
+        tables.deadline.check()
         table[first] = extend(tables, capped, reach, table, first)
     return table
 
@@ -191,16 +203,6 @@ def pick_config(tables: Tables, g: int, first: int, last: int, in_flight: int) -
     return MeshStage(first, last, int(configs[np.argmin(times)]))
 
 
-@dataclass
-class _Passes:
-    tables: Tables
-    relaxed: np.ndarray
-    """[G, L, L] stage times with one micro-batch in flight."""
-    deadline: Deadline
-    passes: int = 0
-    staged_passes: int = 0
-
-
 def solve_iteration(search: Search) -> None:
     """Find the least iteration time and prove it.
 
@@ -209,16 +211,15 @@ def solve_iteration(search: Search) -> None:
     """
     problem: IterationProblem = search.problem
     search.space = "all cuts of the chain, meshes in line and their configurations"
-    tables = tables_of(problem)
+    tables = tables_of(problem, search.deadline)
     if not tables.sizes:
         search.prove(np.inf)
         return
     values = tables.candidates()
-    passes = _Passes(tables, tables.stage_seconds(1), search.deadline)
     ranges = BottleneckSearch(values, problem.micro_batches - 1, search.objective)
     while (step := ranges.next_cap()) is not None:
-        least_sum, stages = _least_sum(passes, *step)
-        search.count(candidates=len(values), passes=passes.passes, staged_passes=passes.staged_passes)
+        least_sum, stages = _least_sum(tables, *step)
+        search.count(candidates=len(values), passes=tables.passes, staged_passes=tables.staged_passes)
         longest = np.inf
         if stages is not None:
             decision = tuple(stages)
@@ -229,19 +230,19 @@ def solve_iteration(search: Search) -> None:
     search.prove(min(ranges.bound, search.objective))
 
 
-def _least_sum(passes: _Passes, cap: float, enough: float) -> tuple[float, list[MeshStage] | None]:
+def _least_sum(tables: Tables, cap: float, enough: float) -> tuple[float, list[MeshStage] | None]:
     """The least sum of stage times under a cap, and its plan; None if no sum is below `enough`."""
-    passes.passes += 1
-    problem = passes.tables.problem
-    table = backward(passes.tables, passes.relaxed, cap, passes.deadline)
+    tables.passes += 1
+    problem = tables.problem
+    table = backward(tables, cap)
     least_sum = float(table[0, problem.devices])
     if not least_sum < enough:
         return least_sum, None
-    path = path_of(passes.tables, cap, lambda _: (passes.relaxed, table))
-    stages = [_in_place(passes.tables, *step, len(path) - i) for i, step in enumerate(path)]
+    path = path_of(tables, cap, lambda _: (tables.relaxed, table))
+    stages = [_in_place(tables, *step, len(path) - i) for i, step in enumerate(path)]
     if problem.judge(tuple(stages)).feasible:
         return least_sum, stages
-    return _least_staged_sum(passes, cap, enough)
+    return _least_staged_sum(tables, cap, enough)
 
 
 def _in_place(tables: Tables, g: int, first: int, last: int, in_flight: int) -> MeshStage:
@@ -252,10 +253,10 @@ def _in_place(tables: Tables, g: int, first: int, last: int, in_flight: int) -> 
     return fitting if times[fitting.config] == times[fastest.config] else fastest
 
 
-def _least_staged_sum(passes: _Passes, cap: float, enough: float) -> tuple[float, list[MeshStage] | None]:
+def _least_staged_sum(tables: Tables, cap: float, enough: float) -> tuple[float, list[MeshStage] | None]:
     """Like `_least_sum`, but with exact memory: states by their number of stages, fewest first."""
-    passes.staged_passes += 1
-    tables, problem = passes.tables, passes.tables.problem
+    tables.staged_passes += 1
+    problem = tables.problem
     layers, devices = problem.layers, problem.devices
     current = np.full((layers + 1, devices + 1), np.inf)
     current[layers, 0 if problem.use_all else slice(None)] = 0.0
@@ -271,7 +272,7 @@ def _least_staged_sum(passes: _Passes, cap: float, enough: float) -> tuple[float
             break
         next_table = np.full_like(current, np.inf)
         for first in range(int(active[-1]) - 1, -1, -1):
-            passes.deadline.check()
+            tables.deadline.check()
             row = extend(tables, capped, reach, current, first, int(active[0]))
             row[(row >= best[first]) | (row >= enough)] = np.inf
             next_table[first] = row

@@ -18,7 +18,6 @@ import contextlib
 import heapq
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -110,17 +109,6 @@ _SHARE = 0.25
 """Fraction of the time and work of a search, if other solvers follow."""
 
 
-@dataclass(frozen=True)
-class _Graph:
-    problem: LatencyProblem
-    reads: list[list[int]]
-    readers: list[list[int]]
-    groups: list[list[int]]
-    """By node, the nodes of its colour, itself included."""
-    depth: list[int]
-    """By node, its place in a topological order."""
-
-
 def solve_latency_by_list(search: Search) -> None:
     """Find a good plan and a lower bound; O(rounds (n + m) k)."""
     problem: LatencyProblem = search.problem
@@ -128,7 +116,7 @@ def solve_latency_by_list(search: Search) -> None:
     search.prove(min(latency_bound(problem, search.deadline), search.objective))
     if math.isinf(search.bound):  # a node can run on no device
         return
-    graph, rounds = _graph(problem), 0
+    scheduler, rounds = _ListScheduler(problem), 0
     work_s = search.work_s * (1.0 if search.alone else _SHARE)
     random = np.random.default_rng(_SEED)
     affordable = max(1, int(_PLACES_PER_S * work_s / (problem.nodes * problem.devices)))
@@ -137,90 +125,76 @@ def solve_latency_by_list(search: Search) -> None:
         urgency = leading * random.uniform(0.8, 1.25, problem.nodes) if rounds else leading
         rounds += 1
         search.count(rounds=rounds)
-        if search.offer(_schedule(graph, urgency, search.deadline)):
+        if search.offer(scheduler.schedule(urgency, search.deadline)):
             leading = urgency
 
 
-def _graph(problem: LatencyProblem) -> _Graph:
-    of_colour: dict[int, list[int]] = {}
-    for v, colour in enumerate(problem.colour.tolist()):
-        of_colour.setdefault(colour, []).append(v)
-    groups = [[v] if problem.colour[v] < 0 else of_colour[int(problem.colour[v])] for v in range(problem.nodes)]
-    depth = [0] * problem.nodes
-    for place, v in enumerate(numbered_line(problem.nodes, problem.edges.tolist())):
-        depth[v] = place
-    reads, readers = _neighbours(problem, backwards=True), _neighbours(problem, backwards=False)
-    return _Graph(problem, reads, readers, groups, depth)
+class _ListScheduler:
+    """Schedules of a graph, node by node."""
 
+    def __init__(self, problem: LatencyProblem) -> None:
+        self.problem = problem
+        of_colour: dict[int, list[int]] = {}
+        for v, colour in enumerate(problem.colour.tolist()):
+            of_colour.setdefault(colour, []).append(v)
+        self.groups = [[v] if c < 0 else of_colour[c] for v, c in enumerate(problem.colour.tolist())]
+        line = numbered_line(problem.nodes, problem.edges.tolist())
+        self.depth = {v: place for place, v in enumerate(line)}
+        self.reads, self.readers = _neighbours(problem, backwards=True), _neighbours(problem, backwards=False)
 
-@dataclass
-class _PartialSchedule:
-    """A schedule that holds some of the nodes."""
+    def schedule(self, urgency: np.ndarray, deadline: Deadline) -> LatencyDecision | None:
+        """Place all nodes, most urgent ready node first; None if a node fits no device."""
+        n, devices = self.problem.nodes, self.problem.devices
+        self.place, self.begin, self.finish = [-1] * n, [0.0] * n, [0.0] * n
+        self.busy: list[list[tuple[float, float]]] = [
+            [] for _ in range(devices)
+        ]  # (begin, end) of nodes, in time order
+        self.held = [0.0] * devices
+        waiting = [len(reads) for reads in self.reads]
+        ready = [(-float(urgency[v]), v) for v in range(n) if waiting[v] == 0]
+        heapq.heapify(ready)
+        while ready:
+            deadline.check()
+            node = heapq.heappop(ready)[1]
+            if not self._place_node(node):
+                return None
+            for reader in self.readers[node]:
+                waiting[reader] -= 1
+                if waiting[reader] == 0:
+                    heapq.heappush(ready, (-float(urgency[reader]), reader))
+        order = sorted(range(n), key=lambda v: (self.begin[v], self.finish[v], self.depth[v]))
+        return LatencyDecision(tuple(self.place), tuple(order))
 
-    place: list[int]
-    begin: list[float]
-    finish: list[float]
-    busy: list[list[tuple[float, float]]]
-    """By device, (begin, end) of its nodes, in time order."""
-    held: list[float]
-    """Bytes by device."""
+    def _place_node(self, node: int) -> bool:
+        """Put a node on the device where it finishes first; False if it fits none.
 
-
-def _schedule(graph: _Graph, urgency: np.ndarray, deadline: Deadline) -> LatencyDecision | None:
-    """Place all nodes, most urgent ready node first; None if a node fits no device."""
-    problem = graph.problem
-    n = problem.nodes
-    schedule = _PartialSchedule(
-        [-1] * n, [0.0] * n, [0.0] * n, [[] for _ in range(problem.devices)], [0.0] * problem.devices
-    )
-    waiting = [len(reads) for reads in graph.reads]
-    ready = [(-float(urgency[v]), v) for v in range(n) if waiting[v] == 0]
-    heapq.heapify(ready)
-    while ready:
-        deadline.check()
-        node = heapq.heappop(ready)[1]
-        if not _place_node(graph, schedule, node):
-            return None
-        for reader in graph.readers[node]:
-            waiting[reader] -= 1
-            if waiting[reader] == 0:
-                heapq.heappush(ready, (-float(urgency[reader]), reader))
-    order = sorted(range(n), key=lambda v: (schedule.begin[v], schedule.finish[v], graph.depth[v]))
-    return LatencyDecision(tuple(schedule.place), tuple(order))
-
-
-def _place_node(graph: _Graph, schedule: _PartialSchedule, node: int) -> bool:
-    """Put a node on the device where it finishes first; False if it fits none.
-
-    The first node of a colour reserves memory for all its nodes.
-    """
-    problem = graph.problem
-    group = graph.groups[node]
-    colour_device = next((schedule.place[v] for v in group if schedule.place[v] >= 0), -1)
-    size = float(problem.size_bytes[group].sum())
-    best: tuple[float, float, int] | None = None
-    for device in range(problem.devices) if colour_device < 0 else (colour_device,):
-        if not np.isfinite(problem.time_ms[group, device]).all():
-            continue
-        reserved = schedule.held[device] + (size if colour_device < 0 else 0.0)
-        if problem.limited[device] and not fits(reserved, problem.memory_bytes):
-            continue
-        time_ms = float(problem.time_ms[node, device])
-        arrival_ms = 0.0
-        for u in graph.reads[node]:
-            delay_ms = float(problem.transfer_ms[u]) * float(problem.hops[schedule.place[u], device])
-            arrival_ms = max(arrival_ms, schedule.finish[u] + delay_ms)
-        begin = _first_gap(schedule.busy[device], arrival_ms, time_ms)
-        if best is None or (begin + time_ms, begin) < best[:2]:
-            best = (begin + time_ms, begin, device)
-    if best is None:
-        return False
-    schedule.finish[node], schedule.begin[node], schedule.place[node] = best
-    if colour_device < 0:
-        schedule.held[best[2]] += size
-    busy = schedule.busy[best[2]]
-    bisect.insort(busy, (best[1], best[0]))
-    return True
+        The first node of a colour reserves memory for all its nodes.
+        """
+        problem, group = self.problem, self.groups[node]
+        colour_device = next((self.place[v] for v in group if self.place[v] >= 0), -1)
+        size = float(problem.size_bytes[group].sum())
+        best: tuple[float, float, int] | None = None
+        for device in range(problem.devices) if colour_device < 0 else (colour_device,):
+            if not np.isfinite(problem.time_ms[group, device]).all():
+                continue
+            reserved = self.held[device] + (size if colour_device < 0 else 0.0)
+            if problem.limited[device] and not fits(reserved, problem.memory_bytes):
+                continue
+            time_ms = float(problem.time_ms[node, device])
+            arrival_ms = 0.0
+            for u in self.reads[node]:
+                delay_ms = float(problem.transfer_ms[u]) * float(problem.hops[self.place[u], device])
+                arrival_ms = max(arrival_ms, self.finish[u] + delay_ms)
+            begin = _first_gap(self.busy[device], arrival_ms, time_ms)
+            if best is None or (begin + time_ms, begin) < best[:2]:
+                best = (begin + time_ms, begin, device)
+        if best is None:
+            return False
+        self.finish[node], self.begin[node], self.place[node] = best
+        if colour_device < 0:
+            self.held[best[2]] += size
+        bisect.insort(self.busy[best[2]], (best[1], best[0]))
+        return True
 
 
 def _first_gap(busy: list[tuple[float, float]], arrival: float, seconds: float) -> float:
@@ -274,7 +248,6 @@ class _Model:
             top = float(usable.max(axis=1).sum() + problem.transfer_ms.sum() * max(float(problem.hops.max()), 1.0))
         self.scale = 2.0 ** (_TIME_BITS - math.frexp(max(top, 1e-300))[1])
         self.horizon = math.ceil(top * self.scale) + 1
-        self.kind = _device_kinds(problem, deadline)
         self._place()
         self._time()
         self._follow()
@@ -360,7 +333,7 @@ class _Model:
         """A node may use a device only if an earlier node uses the interchangeable device before it."""
         p = self.problem
         for d in range(1, p.devices):
-            if self.kind[d] != self.kind[d - 1]:
+            if d == p.accelerators:
                 continue
             for v in range(p.nodes):
                 self.deadline.check()
@@ -375,7 +348,7 @@ class _Model:
         name: dict[int, int] = {}
         for device in decision.devices:
             if device not in name:
-                group = [d for d in range(p.devices) if self.kind[d] == self.kind[device]]
+                group = [d for d in range(p.devices) if p.limited[d] == p.limited[device]]
                 name[device] = next(d for d in group if d not in name.values())
         hinted: set[int] = set()
         for v, device in enumerate(decision.devices):
@@ -405,22 +378,6 @@ class _Model:
         lengths = [self._whole(float(self.problem.time_ms[v, place[v]])) for v in range(self.problem.nodes)]
         order = sorted(range(self.problem.nodes), key=lambda v: (begin[v], lengths[v], depth[v]))
         return LatencyDecision(tuple(place), tuple(order)), bound, int(solver.num_branches)
-
-
-def _device_kinds(problem: LatencyProblem, deadline: Deadline) -> list[int]:
-    """Kind of each device: neighbours have the same kind if swapping them leaves the problem unchanged."""
-    kinds = [0]
-    for d in range(1, problem.devices):
-        deadline.check()
-        swapped = np.arange(problem.devices)
-        swapped[[d - 1, d]] = d, d - 1
-        interchangeable = (
-            np.array_equal(problem.time_ms[:, d - 1], problem.time_ms[:, d])
-            and problem.limited[d - 1] == problem.limited[d]
-            and np.array_equal(problem.hops[np.ix_(swapped, swapped)], problem.hops)
-        )
-        kinds.append(kinds[-1] if interchangeable else d)
-    return kinds
 
 
 PARTITION_SOLVERS.register("latency-cp-sat", PartitionSolver(LatencyProblem, solve_latency_by_cp_sat, turn=1))

@@ -67,20 +67,19 @@ def _program(model: LoadModel, scale: float, lower_bound: float, top: float) -> 
     largest = program.new_int_var(
         math.floor(lower_bound * (1 - 1e-12) * scale), math.ceil(top * (1 + 1e-9) * scale), "load"
     )
-    for row in model.rows:
+    for terms, lower, upper in model.rows:
         model.deadline.check()
-        total = weighted_sum([(binaries[b], factor) for b, factor in row.terms])
-        program.add_linear_constraint(total, row.lower, row.upper)
-    for load in model.loads:
-        terms = [(binaries[b], math.trunc(milliseconds * scale)) for b, milliseconds in load.terms]
-        bounded = program.add(weighted_sum(terms) <= largest)
-        if load.unless >= 0:
-            bounded.only_enforce_if(~binaries[load.unless])
+        program.add_linear_constraint(weighted_sum([(binaries[b], factor) for b, factor in terms]), lower, upper)
+    for loads, unless in model.loads:
+        whole = [(binaries[b], math.trunc(milliseconds * scale)) for b, milliseconds in loads]
+        bounded = program.add(weighted_sum(whole) <= largest)
+        if unless >= 0:
+            bounded.only_enforce_if(~binaries[unless])
     sizes, room = memory_units(model.form.size, model.form.problem.memory_bytes)
-    for memory in model.memory:
-        bounded = program.add(weighted_sum([(binaries[b], sizes[v]) for b, v in memory.groups]) <= room)
-        if memory.unless >= 0:
-            bounded.only_enforce_if(~binaries[memory.unless])
+    for groups, unless in model.memory:
+        bounded = program.add(weighted_sum([(binaries[b], sizes[v]) for b, v in groups]) <= room)
+        if unless >= 0:
+            bounded.only_enforce_if(~binaries[unless])
     program.minimize(largest)
     return program, binaries
 
@@ -147,18 +146,16 @@ def _float_program(model: LoadModel, lower_bound: float, top: float) -> tuple[An
     program = mathopt.Model()
     binaries = [program.add_binary_variable() for _ in range(model.binaries)]
     largest = program.add_variable(lb=lower_bound * (1 - 1e-9), ub=1 + 1e-9)
-    for row in model.rows:
+    for terms, lower, upper in model.rows:
         model.deadline.check()
-        total = mathopt.fast_sum(c * binaries[b] for b, c in row.terms)
-        program.add_linear_constraint(expr=total, lb=row.lower, ub=row.upper)
-    for load in model.loads:
-        terms = [(b, milliseconds / top) for b, milliseconds in load.terms]
-        _at_most(program, binaries, terms, largest, load.unless)
-    for memory in model.memory:
-        room = room_bytes(model.form.problem.memory_bytes)
-        unit_bytes = max(room, 1.0)
-        sizes = [(b, float(model.form.size[v]) / unit_bytes) for b, v in memory.groups]
-        _at_most(program, binaries, sizes, room / unit_bytes, memory.unless)
+        program.add_linear_constraint(expr=mathopt.fast_sum(c * binaries[b] for b, c in terms), lb=lower, ub=upper)
+    for loads, unless in model.loads:
+        _at_most(program, binaries, [(b, milliseconds / top) for b, milliseconds in loads], largest, unless)
+    room = room_bytes(model.form.problem.memory_bytes)
+    unit_bytes = max(room, 1.0)
+    for groups, unless in model.memory:
+        sizes = [(b, float(model.form.size[v]) / unit_bytes) for b, v in groups]
+        _at_most(program, binaries, sizes, room / unit_bytes, unless)
     program.minimize(largest)
     return program, binaries
 

@@ -5,8 +5,8 @@ of E devices used, the compute time before a cut lies between total - limit (E -
 cuts remain at each site, so that graphs with hundreds of thousands of cuts are solved exactly. No plan below the limit
 is lost: if none is found, the limit is a lower bound.
 
-`Cuts` holds all cuts of a layer graph as arrays, sorted by the compute time before the cut. `Layout` holds the sites
-(how many devices are used, and where inside a unit) and moves (a stage on the next devices) on a tree of levels.
+`Cuts` holds all cuts of a layer graph as arrays, sorted by the compute time before the cut. Sites are how many devices
+are used, and where inside a unit; a `Move` is a stage on the next devices of a tree of levels.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 from planner.graph.ideals import ancestor_bits, enumerate_ideals, prefix_ideals
 from planner.memory import fits
 from planner.solvers.partition import Deadline, OutOfTime
-from planner.space.partition import BoundaryBytes, Frontiers, Layers, PipeDreamProblem, PlacedPipelineProblem, StageCost
+from planner.space.partition import Layers, PipeDreamProblem, Released, ReplicatedPipeline
 
 _CHUNK = 1 << 15
 
@@ -79,7 +79,7 @@ class Cuts:
         return tuple(np.flatnonzero(members).tolist())
 
 
-def all_cuts(layers: Layers, boundary: BoundaryBytes, frontiers: Frontiers, most: int, deadline: Deadline) -> Cuts:
+def all_cuts(layers: Layers, released: Released, most: int, deadline: Deadline) -> Cuts:
     """All cuts of a layer graph, or only those along its topological order.
 
     The latter if there are more than `most`, or more than can be listed and priced before the deadline.
@@ -91,33 +91,30 @@ def all_cuts(layers: Layers, boundary: BoundaryBytes, frontiers: Frontiers, most
     with contextlib.suppress(OutOfTime):
         bits = enumerate_ideals(layers.count, arcs, most, check=deadline.check)
         if bits is not None:
-            figures = _figures(layers, boundary, frontiers, bits, deadline.check)
+            figures = _figures(layers, released, bits, deadline.check)
     complete = len(figures) > 0
     if bits is None or not complete:
         bits = prefix_ideals(layers.count, [range(layers.count)])
-        figures = _figures(layers, boundary, frontiers, bits, lambda: None)
+        figures = _figures(layers, released, bits, lambda: None)
     keep = np.flatnonzero(figures[:, 5] > 0)
     order = keep[np.lexsort((*bits[keep].T, figures[keep, 4], figures[keep, 0]))]
     compute_s, weight_bytes, saved_bytes, cut_bytes = (figures[order, i].copy() for i in range(4))
     return Cuts(bits[order], compute_s, weight_bytes, saved_bytes, cut_bytes, complete)
 
 
-def _figures(
-    layers: Layers, boundary: BoundaryBytes, frontiers: Frontiers, bits: np.ndarray, check: Callable[[], None]
-) -> np.ndarray:
+def _figures(layers: Layers, released: Released, bits: np.ndarray, check: Callable[[], None]) -> np.ndarray:
     """float64 [rows, 6]: compute time, weights, saved bytes, bytes at the cut, number of layers, whether allowed."""
     _, after = layers.neighbours()
     ancestors = ancestor_bits(layers.count, [(a, b) for a, b in layers.edges.tolist()])
     parts = []
     for at in range(0, len(bits), _CHUNK):
-        parts.append(_chunk_figures(layers, boundary, frontiers, bits[at : at + _CHUNK], after, ancestors, check))
+        parts.append(_chunk_figures(layers, released, bits[at : at + _CHUNK], after, ancestors, check))
     return np.concatenate(parts)
 
 
 def _chunk_figures(
     layers: Layers,
-    boundary: BoundaryBytes,
-    frontiers: Frontiers,
+    released: Released,
     bits: np.ndarray,
     after: list[list[int]],
     ancestors: list[int],
@@ -132,20 +129,20 @@ def _chunk_figures(
     crossing = np.zeros(len(bits))
     for layer, readers in enumerate(after):
         check()
-        if boundary is BoundaryBytes.RELEASED:
+        if Released.CUT_BYTES in released:
             carried = last[:, [layer, *_outliving(layer, readers, ancestors)]].any(axis=1)
         else:
             carried = inside[:, layer] & (~inside[:, readers]).any(axis=1)
         crossing[carried] += layers.output_bytes[layer]
     allowed = np.ones(len(bits), dtype=bool)
-    if frontiers is Frontiers.FIRST_SOURCE:
+    if Released.CUTS in released:
         allowed = _walked(inside, last, ancestors)
     sums = inside.astype(np.float64) @ np.stack([layers.compute_s, layers.weight_bytes, layers.saved_bytes], axis=1)
     return np.column_stack([sums, crossing, inside.sum(axis=1), allowed])
 
 
 def _walked(inside: np.ndarray, last: np.ndarray, ancestors: list[int]) -> np.ndarray:
-    """bool [rows] cuts that `Frontiers.FIRST_SOURCE` allows, and the two ends."""
+    """bool [rows] cuts that `Released.CUTS` allows, and the two ends."""
     count = len(ancestors)
     first = next(i for i, before in enumerate(ancestors) if not before)
     reached = [i == first or bool(ancestors[i] >> first & 1) for i in range(count)]
@@ -195,39 +192,8 @@ class Move:
     place: tuple[int, int, int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Places of stages if exactly `devices` devices are used: moves by site, sites in topological order."""
-
-    devices: int
-    moves: tuple[tuple[Move, ...], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Pricing:
-    """Prices of stages and cuts.
-
-    Attributes:
-        problem: with the cost rule, transfers, links and memory.
-        receiver: whether the transfer after the first stage is divided by the receiver's replicas only.
-        idle_behind_first: unused devices that count as later stages of the first one (the released memory rule).
-    """
-
-    problem: PipeDreamProblem | PlacedPipelineProblem
-    receiver: bool
-    idle_behind_first: int = 0
-
-    @property
-    def paper(self) -> bool:
-        """True for the paper's cost: maximum instead of sum, transfers not divided by replicas."""
-        return self.problem.cost is StageCost.PAPER
-
-    def cut_s_per_byte(self, tail: Tail, level: int, replicas: int) -> float:
-        """Seconds per byte at the cut between a last stage `tail` and a next one on `replicas` devices."""
-        if not self.problem.transfers or tail.replicas == 0:
-            return 0.0
-        sharing = replicas if tail.first and self.receiver else min(replicas, tail.replicas)
-        return 2.0 / (self.problem.bandwidth_byte_per_s[max(tail.level, level)] * (1 if self.paper else sharing))
+Moves = tuple[tuple[Move, ...], ...]
+"""Places of stages if a certain number of devices is used: moves by site, sites in topological order."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -239,14 +205,8 @@ class Tail:
     first: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One stage of a plan: cut before it, cut after it, its place."""
-
-    start: int
-    stop: int
-    place: tuple[int, int, int, int]
-
+Step = tuple[int, int, tuple[int, int, int, int]]
+"""One stage of a plan: cut before it, cut after it, its place."""
 
 Labels = dict[Tail, tuple[np.ndarray, np.ndarray]]
 
@@ -255,26 +215,37 @@ class Sweep:
     """One sweep. Labels of a site: for each tail, cuts (rows, ascending) with the time of the slowest stage so far.
 
     Args:
+        problem: what stages and cuts cost. If it is nested, the transfer after the first stage is divided by the
+            receiver's replicas only.
         cuts: where the graph may be cut.
-        layout: where stages may go.
-        pricing: what they cost.
+        devices: how many are used. Under the released memory rule of a nested problem, those that are not used count as
+            later stages of the first one.
+        moves: where stages may go.
         limit: only plans below this time are searched for.
         check: called often; raises to stop.
     """
 
-    def __init__(self, cuts: Cuts, layout: Layout, pricing: Pricing, limit: float, check: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        problem: ReplicatedPipeline,
+        cuts: Cuts,
+        devices: int,
+        moves: Moves,
+        limit: float,
+        check: Callable[[], None],
+    ) -> None:
+        self.problem, self.nested = problem, isinstance(problem, PipeDreamProblem)
         self.cuts = cuts
-        self.layout = layout
-        self.pricing = pricing
+        self.devices, self.moves = devices, moves
         self.limit = limit
         self.check = check
-        self.labels: list[Labels] = [{} for _ in range(len(layout.moves) + 1)]
+        self.labels: list[Labels] = [{} for _ in range(len(moves) + 1)]
         self.pairs = 0
 
     def run(self) -> tuple[float, tuple[Step, ...]] | None:
         """The fastest plan and its time; None if there is none below the limit."""
         self.labels[0][Tail(0, 0, False)] = (np.zeros(1, dtype=np.int64), np.zeros(1))
-        for site, moves in enumerate(self.layout.moves):
+        for site, moves in enumerate(self.moves):
             merged: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
             for move in moves if self.labels[site] else ():
                 key = (move.level, move.replicas)
@@ -287,13 +258,21 @@ class Sweep:
         best, tail = min(ends)
         return best, self._trace(tail, best)
 
+    def _cut_s_per_byte(self, tail: Tail, level: int, replicas: int) -> float:
+        """Seconds per byte at the cut between a last stage `tail` and a next one on `replicas` devices."""
+        if not self.problem.transfers or tail.replicas == 0:
+            return 0.0
+        sharing = replicas if tail.first and self.nested else min(replicas, tail.replicas)
+        speed = self.problem.bandwidth_byte_per_s[max(tail.level, level)]
+        return 2.0 / (speed * (sharing if self.problem.adds_up else 1))
+
     def _merge(self, site: int, move: Move) -> tuple[np.ndarray, np.ndarray]:
         """Cuts at a site and their least times over all tails, the transfer into the move's stage included."""
         labels = self.labels[site]
         low = min(int(rows[0]) for rows, _ in labels.values())
         best = np.full(max(int(rows[-1]) for rows, _ in labels.values()) + 1 - low, np.inf)
         for tail, (rows, times) in labels.items():
-            price = self.pricing.cut_s_per_byte(tail, move.level, move.replicas)
+            price = self._cut_s_per_byte(tail, move.level, move.replicas)
             at = rows - low
             best[at] = np.minimum(best[at], np.maximum(times, price * self.cuts.cut_bytes[rows]))
         rows = np.flatnonzero(best < self.limit)
@@ -302,7 +281,7 @@ class Sweep:
     def _goals(self, move: Move, tail: Tail) -> np.ndarray:
         """Cuts that can end a move's stage, by the compute time before them and the least time of their transfer."""
         cuts, last = self.cuts, self.cuts.count - 1
-        ahead = self.layout.devices - move.used
+        ahead = self.devices - move.used
         if ahead == 0:
             return np.array([last])
         low, high = 1, last
@@ -311,9 +290,9 @@ class Sweep:
             low = max(1, int(np.searchsorted(cuts.compute_s, total - self.limit * ahead * _SLACK, "left")))
             high = min(last, int(np.searchsorted(cuts.compute_s, self.limit * move.used * _SLACK, "right")))
         rows = np.arange(low, max(low, high))
-        replicas = 1 if self.pricing.paper else ahead
-        levels = range(move.tail_level, len(self.pricing.problem.bandwidth_byte_per_s))
-        least_s_per_byte = min(self.pricing.cut_s_per_byte(tail, level, replicas) for level in levels)
+        replicas = ahead if self.problem.adds_up else 1
+        levels = range(move.tail_level, len(self.problem.bandwidth_byte_per_s))
+        least_s_per_byte = min(self._cut_s_per_byte(tail, level, replicas) for level in levels)
         return rows[least_s_per_byte * cuts.cut_bytes[rows] < self.limit] if least_s_per_byte else rows
 
     def _extend(self, site: int, move: Move, rows: np.ndarray, times: np.ndarray) -> None:
@@ -363,14 +342,15 @@ class Sweep:
 
     def _stage_s(self, site: int, move: Move, rows: np.ndarray, goals: np.ndarray) -> np.ndarray:
         """[rows, goals] seconds per minibatch of the stage between two cuts; infinite where it does not fit."""
-        cuts, memory = self.cuts, self.pricing.problem.memory
+        cuts, memory = self.cuts, self.problem.memory
         compute = cuts.compute_s[goals][None, :] - cuts.compute_s[rows][:, None]
         weights = cuts.weight_bytes[goals][None, :] - cuts.weight_bytes[rows][:, None]
         exchange = weights * move.exchange_s_per_byte
-        stage = np.maximum(compute, exchange) if self.pricing.paper else compute + exchange
+        stage = compute + exchange if self.problem.adds_up else np.maximum(compute, exchange)
         stage /= move.replicas
         if math.isfinite(memory.device_bytes):
-            behind = self.layout.devices - move.used + (self.pricing.idle_behind_first if site == 0 else 0)
+            counted = self.problem.devices if site == 0 and self.nested and memory.released else self.devices
+            behind = counted - move.used
             saved = cuts.saved_bytes[goals][None, :] - cuts.saved_bytes[rows][:, None]
             in_flight = memory.in_flight(behind, move.replicas)
             needed = memory.needed(weights, saved, cuts.cut_bytes[rows][:, None], in_flight)
@@ -396,24 +376,24 @@ class Sweep:
         while row:
             site, tail, step, time = self._step_before(site, tail, row, time)
             steps.append(step)
-            row = step.start
+            row = step[0]
         return tuple(reversed(steps))
 
     def _step_before(self, target: int, tail: Tail, row: int, time: float) -> tuple[int, Tail, Step, float]:
         """The last stage behind a label, with the site, tail and time before it."""
         goal = np.array([row])
-        for site, moves in enumerate(self.layout.moves[:target]):
+        for site, moves in enumerate(self.moves[:target]):
             for move in moves:
                 made = Tail(move.tail_level, move.replicas, site == 0)
                 if move.target != target or made != tail:
                     continue
                 for before, (rows, times) in sorted(self.labels[site].items()):
-                    price = self.pricing.cut_s_per_byte(before, move.level, move.replicas)
+                    price = self._cut_s_per_byte(before, move.level, move.replicas)
                     slowest = np.maximum(times, price * self.cuts.cut_bytes[rows])
                     reached = self._block(site, move, rows, slowest, goal)[:, 0]
                     at = int(np.argmin(reached))
                     if reached[at] <= time * _SLACK:
-                        return site, before, Step(int(rows[at]), row, move.place), float(times[at])
+                        return site, before, (int(rows[at]), row, move.place), float(times[at])
         raise RuntimeError("a label of the sweep has no stage before it")
 
 
@@ -421,15 +401,15 @@ Site = tuple[int, int, int, int]
 """(devices before the section, copies, stride, offset inside a unit); (p, 1, 0, 0) outside sections of copied units."""
 
 
-def layout_on(problem: PlacedPipelineProblem, devices: int, deadline: Deadline, *, replicate: bool = True) -> Layout:
-    """Layout of `devices` devices: runs of neighbours, and sections of several units that run the same stages."""
+def moves_on(problem: ReplicatedPipeline, devices: int, deadline: Deadline) -> Moves:
+    """Moves on `devices` devices: runs of neighbours, and sections of several units that run the same stages."""
     moves_from: dict[Site, list[tuple[Site, Move]]] = defaultdict(list)
     for before in range(devices):
-        for width in range(1, devices - before + 1 if replicate else 2):
+        for width in range(1, devices - before + 1 if problem.replicate else 2):
             deadline.check()
             after: Site = (before + width, 1, 0, 0)
             moves_from[(before, 1, 0, 0)].append((after, _move(problem, (before, 1, 0, 0), after, width)))
-        for level in range(1, len(problem.fanout)):
+        for level in range(1, len(problem.machines) if problem.replicate else 0):
             stride = problem.unit_devices(level)
             if before % stride == 0:
                 for copies in range(2, (devices - before) // stride + 1):
@@ -441,7 +421,7 @@ def layout_on(problem: PlacedPipelineProblem, devices: int, deadline: Deadline, 
     for site in sites[:-1]:
         moves = sorted(moves_from[site], key=lambda way: (number[way[0]], way[1].place))
         rows.append(tuple(replace(move, target=number[after]) for after, move in moves))
-    return Layout(devices, tuple(rows))
+    return tuple(rows)
 
 
 def _order(site: Site) -> tuple[int, ...]:
@@ -451,7 +431,7 @@ def _order(site: Site) -> tuple[int, ...]:
 
 
 def _add_section(
-    problem: PlacedPipelineProblem,
+    problem: ReplicatedPipeline,
     moves: dict[Site, list[tuple[Site, Move]]],
     before: int,
     copies: int,
@@ -467,7 +447,7 @@ def _add_section(
             moves[site].append((after, _move(problem, (before, copies, stride, offset), after, width)))
 
 
-def _move(problem: PlacedPipelineProblem, site: Site, after: Site, width: int) -> Move:
+def _move(problem: ReplicatedPipeline, site: Site, after: Site, width: int) -> Move:
     before, copies, stride, offset = site
     first = before + offset
     devices = [first + k * stride + i for k in range(copies) for i in range(width)]

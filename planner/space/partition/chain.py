@@ -17,7 +17,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 
@@ -26,25 +26,13 @@ from planner.space.partition.verdict import Bytes, Verdict, covers_chain, even_b
 from planner.space.types import Violation
 
 
-class Kept(NamedTuple):
-    """What a device keeps of its stage: copies of the weights, and of a micro-batch's activations."""
-
-    weights: float
-    saved: float
-
-    def bytes(self, weight_bytes: Bytes, saved_bytes: Bytes) -> Bytes:
-        """Bytes of all copies."""
-        total: Bytes = self.weights * weight_bytes + self.saved * saved_bytes
-        return total
-
-
 @dataclass(frozen=True, slots=True)
 class Pipeline:
     """A schedule on a number of stages and devices.
 
     Attributes:
         schedule: name of the schedule.
-        kept: by stage, what its device keeps.
+        kept: by stage, copies of the weights and of a micro-batch's activations that its device keeps.
         rounds: slots of the slowest stage from one update to the next.
         entering: e, transfers before a stage that add to its slot.
         beside: b, transfers at either end of a stage that its slot cannot be shorter than.
@@ -54,7 +42,7 @@ class Pipeline:
     """
 
     schedule: str
-    kept: tuple[Kept, ...]
+    kept: tuple[tuple[float, float], ...]
     rounds: float
     entering: float = 0.0
     beside: float = 0.0
@@ -65,6 +53,12 @@ class Pipeline:
     def stages(self) -> int:
         """Number of stages."""
         return len(self.kept)
+
+    def kept_bytes(self, stage: int, weight_bytes: Bytes, saved_bytes: Bytes) -> Bytes:
+        """Bytes that the device of a stage keeps."""
+        weights, saved = self.kept[stage]
+        total: Bytes = weights * weight_bytes + saved * saved_bytes
+        return total
 
     def pace_and_pause(self, compute_s: Bytes, entering_s: Bytes, leaving_s: Bytes) -> tuple[Bytes, Bytes]:
         """What a stage's slots and its stops take from one update to the next, seconds."""
@@ -167,7 +161,7 @@ class ChainStages:
         """Pace and pause of a stage; adds a violation if it does not fit its device."""
         kind, start, stop = line[stage], marks[stage], marks[stage + 1]
         weights, saved = math.fsum(self.weight_bytes[start:stop]), math.fsum(self.saved_bytes[start:stop])
-        needed, have = pipeline.kept[stage].bytes(weights, saved), float(self.memory_bytes[kind])
+        needed, have = pipeline.kept_bytes(stage, weights, saved), float(self.memory_bytes[kind])
         faults += over_memory(stage, needed, have, f"stage {stage} keeps {needed:.0f} of {have:.0f} bytes")
         pace, pause = pipeline.pace_and_pause(
             math.fsum(self.compute_s[kind, start:stop]),

@@ -28,7 +28,7 @@ from enum import StrEnum
 import numpy as np
 
 from planner.errors import UsageError
-from planner.space.partition.chain import ChainStages, Kept, Pipeline
+from planner.space.partition.chain import ChainStages, Pipeline
 
 
 class BaPipeSchedule(StrEnum):
@@ -119,7 +119,7 @@ def bapipe(
         kept = (features_in_flight(schedule, stage, stages, micro_batches, exact=True) for stage in range(stages))
         return Pipeline(
             schedule,
-            tuple(Kept(2, features) for features in kept),
+            tuple((2.0, features) for features in kept),
             rounds=pipeline_s(schedule, stages, micro_batches, 1.0),
             beside=1.0 if schedule is BaPipeSchedule.SO else 0.0,
             stops=pipeline_s(schedule, stages, micro_batches, 0.0, 1.0),
@@ -169,9 +169,9 @@ def hetpipe(
     if devices < 1 or min(counts) < 0 or concurrent < 1:
         raise UsageError("nothing to decide: no device or no mini-batch", where="counts")
 
-    def kept(stage: int, stages: int) -> Kept:
+    def kept(stage: int, stages: int) -> tuple[float, float]:
         held = in_flight(stage, stages, concurrent)
-        return Kept(held + optimizer_per_weight, held)
+        return held + optimizer_per_weight, held
 
     lengths = [n for n in ([devices] if use_all else range(min(devices, layers), 0, -1)) if n <= layers]
     pipelines = tuple(Pipeline("wave", tuple(kept(q, n) for q in range(n)), 1.0, entering=2.0) for n in lengths)

@@ -95,18 +95,25 @@ class IterationProblem:
         violations = self._coverage(decision)
         if violations:
             return Verdict(float("inf"), tuple(violations))
-        start, times = 0, []
+        start, times, kept = 0, [], []
         for position, stage in enumerate(decision):
             times.append(self._seconds(stage, start))
             if not np.isfinite(times[-1]):
                 message = f"layers {stage.first}..{stage.last} cannot run in configuration {stage.config}"
                 violations.append(Violation("option", position, message))
-            violations += self._memory(stage, position, min(len(decision) - position, self.micro_batches))
+            if self.fixed_bytes is not None and self.activation_bytes is not None:
+                at, in_flight = (
+                    (stage.first, stage.last, stage.config),
+                    min(len(decision) - position, self.micro_batches),
+                )
+                kept.append(float(self.fixed_bytes[at] + in_flight * self.activation_bytes[at]))
+                message = f"needs {kept[-1]:.0f} bytes with {in_flight} micro-batches in flight"
+                violations += over_memory(position, kept[-1], self.memory_bytes, message)
             start += int(self.config_devices[stage.config])
         if start > self.devices or (self.use_all and start < self.devices):
             violations.append(Violation("devices", -1, f"takes {start} devices", start, self.devices))
         total = sum(times) + (self.micro_batches - 1) * max(times)
-        return Verdict(total, tuple(violations), tuple(times))
+        return Verdict(total, tuple(violations), tuple(times), tuple(kept))
 
     def _coverage(self, decision: IterationDecision) -> list[Violation]:
         violations, expected = [], 0
@@ -126,14 +133,6 @@ class IterationProblem:
             level = int(self.boundary_level[min(start, self.devices - 1)])
             seconds += float(self.boundary_s[level, stage.first])
         return seconds
-
-    def _memory(self, stage: MeshStage, position: int, in_flight: int) -> tuple[Violation, ...]:
-        if self.fixed_bytes is None or self.activation_bytes is None:
-            return ()
-        at = stage.first, stage.last, stage.config
-        needed = float(self.fixed_bytes[at] + in_flight * self.activation_bytes[at])
-        message = f"needs {needed:.0f} bytes with {in_flight} micro-batches in flight"
-        return over_memory(position, needed, self.memory_bytes, message)
 
     def trivial(self) -> tuple[tuple[str, IterationDecision], ...]:
         """One stage on the largest mesh, and even stages on equal meshes, each in its fastest configuration."""

@@ -14,18 +14,18 @@ sample and no pipelining, so more devices help only where the graph has parallel
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, cast
 
 import numpy as np
 
 from planner.errors import JobError
 from planner.graph import numbered_line, topological_line
 from planner.importers.operator_graph import OperatorGraph
-from planner.memory import fits
-from planner.space.partition.max_load import graph_columns
-from planner.space.partition.verdict import Verdict, held_bytes, torn_colours
+from planner.space.partition.max_load import OperatorPlacement, placement_of
+from planner.space.partition.verdict import Verdict
 from planner.space.types import Violation
 
 
@@ -42,63 +42,38 @@ class LatencyDecision:
     order: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class LatencyProblem:
-    """An instance, numbers only. n nodes, m edges, k devices.
-
-    Attributes:
-        time_ms: [n, k] time of a node on a device; infinite where it cannot run.
-        edges: [m, 2] source and target.
-        transfer_ms: [n] time of one hop of a node's result.
-        hops: [k, k] hops between devices; 0 on the diagonal.
-        size_bytes: [n].
-        memory_bytes: memory of every limited device.
-        limited: [k] whether a device's memory is limited.
-        colour: [n] nodes with the same number >= 0 share a device; -1 for none.
-    """
-
-    unit: ClassVar[str] = "ms"
-    """Unit of the objective."""
-
-    time_ms: np.ndarray
-    edges: np.ndarray
-    transfer_ms: np.ndarray
-    hops: np.ndarray
-    size_bytes: np.ndarray
-    memory_bytes: float
-    limited: np.ndarray
-    colour: np.ndarray
+@dataclass(frozen=True, eq=False)
+class LatencyProblem(OperatorPlacement):
+    """The finish of the last node is minimised. k devices: the accelerators, then the CPUs."""
 
     def __post_init__(self) -> None:
-        n, k = self.time_ms.shape
-        shapes = {
-            "transfer_ms": (self.transfer_ms.shape, (n,)),
-            "size_bytes": (self.size_bytes.shape, (n,)),
-            "colour": (self.colour.shape, (n,)),
-            "hops": (self.hops.shape, (k, k)),
-            "limited": (self.limited.shape, (k,)),
-        }
-        for name, (shape, expected) in shapes.items():
-            if shape != expected:
-                raise JobError(f"{name} must have shape {expected}, not {shape}")
-        if n < 1 or k < 1:
+        OperatorPlacement.__post_init__(self)
+        if self.nodes < 1 or self.devices < 1:
             raise JobError("a latency problem needs a node and a device")
-        if len(topological_line(n, [(u, v) for u, v in self.edges.tolist()])) < n:
+        if len(topological_line(self.nodes, [(u, v) for u, v in self.edges.tolist()])) < self.nodes:
             raise JobError("the graph has a cycle")
 
-    @property
-    def nodes(self) -> int:
-        """n."""
-        return int(self.time_ms.shape[0])
+    @functools.cached_property
+    def limited(self) -> np.ndarray:
+        """bool [k] whether a device is an accelerator, whose memory is limited."""
+        return np.arange(self.devices) < self.accelerators
 
-    @property
-    def devices(self) -> int:
-        """k."""
-        return int(self.time_ms.shape[1])
+    @functools.cached_property
+    def time_ms(self) -> np.ndarray:
+        """float64 [n, k] time of a node on a device; infinite where it cannot run."""
+        on_accelerator = np.where(self.supported, self.accelerator_ms, math.inf)
+        return np.where(self.limited, on_accelerator[:, None], self.cpu_ms[:, None])
+
+    @functools.cached_property
+    def hops(self) -> np.ndarray:
+        """float64 [k, k] hops between devices: between an accelerator and host memory one, 0 on the diagonal."""
+        hops = np.add.outer(self.limited.astype(float), self.limited)
+        np.fill_diagonal(hops, 0.0)
+        return np.asarray(hops)
 
     def judge(self, decision: LatencyDecision) -> Verdict:
         """Latency of a decision and every broken limit; the parts are the last finish of each device."""
-        faults = self._malformed(decision)
+        faults = self.malformed(decision.devices) or self._out_of_order(decision)
         if faults:
             return Verdict(math.inf, faults)
         finish = [0.0] * self.nodes
@@ -113,73 +88,25 @@ class LatencyProblem:
                 delay = float(self.transfer_ms[u]) * float(self.hops[decision.devices[u], device])
                 begin = max(begin, finish[u] + delay)
             finish[node] = free[device] = begin + float(self.time_ms[node, device])
-        return Verdict(max(finish), self._over_memory(decision) + self._torn(decision), tuple(free))
+        return Verdict(max(finish), tuple(self.faults(decision.devices)), tuple(free))
 
-    def _malformed(self, decision: LatencyDecision) -> tuple[Violation, ...]:
-        n = self.nodes
-        if len(decision.devices) != n or sorted(decision.order) != list(range(n)):
-            return (Violation("coverage", -1, f"every one of the {n} nodes needs a device and a turn"),)
-        violations = []
-        for node, device in enumerate(decision.devices):
-            if not 0 <= device < self.devices:
-                violations.append(Violation("devices", device, f"node {node} is on device {device}"))
-            elif not math.isfinite(self.time_ms[node, device]):
-                violations.append(Violation("option", device, f"node {node} cannot run on device {device}"))
+    def _out_of_order(self, decision: LatencyDecision) -> tuple[Violation, ...]:
         turn = {node: position for position, node in enumerate(decision.order)}
-        for u, v in self.edges.tolist():
-            if turn[u] > turn[v]:
-                violations.append(Violation("order", -1, f"node {v} has its turn before node {u}, which it reads"))
-        return tuple(violations)
-
-    def _over_memory(self, decision: LatencyDecision) -> tuple[Violation, ...]:
+        if sorted(decision.order) != list(range(self.nodes)):
+            return (Violation("coverage", -1, f"every one of the {self.nodes} nodes needs a turn"),)
         return tuple(
-            Violation("memory", device, f"device {device} holds {size:.0f} bytes", size, self.memory_bytes)
-            for device, size in enumerate(held_bytes(self.size_bytes, decision.devices, self.devices))
-            if self.limited[device] and not fits(size, self.memory_bytes)
-        )
-
-    def _torn(self, decision: LatencyDecision) -> tuple[Violation, ...]:
-        return tuple(
-            Violation("colour", -1, f"colour {colour} is on {len(where)} devices")
-            for colour, where in torn_colours(self.colour, decision.devices)
+            Violation("order", -1, f"node {v} has its turn before node {u}, which it reads")
+            for u, v in self.edges.tolist()
+            if turn[u] > turn[v]
         )
 
     def trivial(self) -> tuple[tuple[str, LatencyDecision], ...]:
         """All nodes on one device, for each kind of device."""
         order = tuple(numbered_line(self.nodes, self.edges.tolist()))
-        kinds: dict[tuple[bool, bytes], int] = {}
-        for d in range(self.devices):
-            kinds.setdefault((bool(self.limited[d]), self.time_ms[:, d].tobytes()), d)
-        return tuple((f"all on device {d}", LatencyDecision((d,) * self.nodes, order)) for d in kinds.values())
+        firsts = (d for d, count in ((0, self.accelerators), (self.accelerators, self.cpus)) if count)
+        return tuple((f"all on device {d}", LatencyDecision((d,) * self.nodes, order)) for d in firsts)
 
 
-def latency_problem(
-    graph: OperatorGraph,
-    *,
-    accelerators: int | None = None,
-    cpus: int | None = None,
-    memory_bytes: float | None = None,
-) -> LatencyProblem:
-    """The problem of an operator graph: accelerators first, then CPUs, transfers through host memory.
-
-    Args:
-        graph: the graph as read.
-        accelerators: how many, instead of the file's. No more than nodes are kept of each kind: further equal devices
-            would stay empty.
-        cpus: how many, instead of the file's.
-        memory_bytes: of one accelerator, instead of the file's.
-    """
-    fast = min(graph.accelerators if accelerators is None else accelerators, len(graph.nodes))
-    slow = min(graph.cpus if cpus is None else cpus, len(graph.nodes))
-    columns = [[node.accelerator_ms if node.supported else math.inf for node in graph.nodes]] * fast
-    columns += [[node.cpu_ms for node in graph.nodes]] * slow
-    away = np.array([1.0] * fast + [0.0] * slow)
-    hops = away[:, None] + away[None, :]
-    np.fill_diagonal(hops, 0.0)
-    return LatencyProblem(
-        time_ms=np.array(columns, dtype=np.float64).T.reshape(len(graph.nodes), fast + slow),
-        hops=hops,
-        memory_bytes=graph.memory_bytes if memory_bytes is None else memory_bytes,
-        limited=np.array([True] * fast + [False] * slow),
-        **graph_columns(graph),
-    )
+def latency_problem(graph: OperatorGraph, **limits: float | None) -> LatencyProblem:
+    """The latency problem of an operator graph, with transfers through host memory; `limits` as in `placement_of`."""
+    return LatencyProblem(**placement_of(graph, **cast(Any, limits)))

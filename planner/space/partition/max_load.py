@@ -17,17 +17,16 @@ The cost model is that of "Efficient Algorithms for Device Placement of DNN Grap
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
 from planner.errors import JobError, UsageError
 from planner.graph import topological_line
 from planner.importers.operator_graph import OperatorGraph
-from planner.memory import fits
-from planner.space.partition.verdict import Verdict, held_bytes, torn_colours
+from planner.space.partition.verdict import Verdict, over_memory
 from planner.space.types import Violation
 
 MaxLoadDecision = tuple[int, ...]
@@ -35,7 +34,7 @@ MaxLoadDecision = tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class MaxLoadProblem:
+class OperatorPlacement:
     """A DAG of n nodes to be placed on equal accelerators and equal CPUs. Numbers only.
 
     Attributes:
@@ -50,11 +49,10 @@ class MaxLoadProblem:
         colour: int64 [n], equal for nodes that share a device; negative for none.
         edges: int64 [m, 2] (source, target), without cycles.
         transfer_ms: float64 [n] time to move a node's result between an accelerator and host memory.
-        contiguous: whether the devices must be stages of a pipeline.
     """
 
     unit: ClassVar[str] = "ms"
-    """Loads are milliseconds."""
+    """Loads and latencies are milliseconds."""
 
     accelerators: int
     cpus: int
@@ -67,20 +65,68 @@ class MaxLoadProblem:
     colour: np.ndarray
     edges: np.ndarray
     transfer_ms: np.ndarray
-    contiguous: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("cpu_ms", "size_bytes", "supported", "backward", "colour", "transfer_ms"):
+            if getattr(self, name).shape != (self.nodes,):
+                raise JobError(f"{name} must have shape {(self.nodes,)}, not {getattr(self, name).shape}")
+
+    @property
+    def nodes(self) -> int:
+        """n."""
+        return len(self.accelerator_ms)
 
     @property
     def devices(self) -> int:
         """Accelerators and CPUs."""
         return self.accelerators + self.cpus
 
+    def malformed(self, device: Sequence[int]) -> tuple[Violation, ...]:
+        """What is wrong with the devices of all nodes before anything is computed."""
+        if len(device) != self.nodes:
+            message = f"{len(device)} nodes are placed, there are {self.nodes}"
+            return (Violation("coverage", -1, message, self.nodes, len(device)),)
+        return tuple(
+            Violation("devices", int(d), f"node {i} is on device {d}; there are {self.devices}", float(d), self.devices)
+            for i, d in enumerate(device)
+            if not 0 <= d < self.devices
+        )
+
+    def faults(self, device: Sequence[int]) -> Iterator[Violation]:
+        """Unsupported nodes on accelerators, accelerators over their memory, colours on several devices."""
+        held: list[list[float]] = [[] for _ in range(self.devices)]
+        places: dict[int, set[int]] = {}
+        for i, d in enumerate(device):
+            held[d].append(float(self.size_bytes[i]))
+            places.setdefault(int(self.colour[i]), set()).add(d)
+            if d < self.accelerators and not self.supported[i]:
+                yield Violation("support", d, f"node {i} cannot run on an accelerator")
+        for d, sizes in enumerate(held[: self.accelerators]):
+            need = math.fsum(sizes)  # rounded once
+            message = f"accelerator {d} needs {need:.0f} of {self.memory_bytes:.0f} bytes"
+            yield from over_memory(d, need, self.memory_bytes, message)
+        for colour, where in sorted(places.items()):
+            if colour >= 0 and len(where) > 1:
+                yield Violation("colour", min(where), f"colour {colour} is spread over devices {sorted(where)}")
+
+
+@dataclass(frozen=True, eq=False)
+class MaxLoadProblem(OperatorPlacement):
+    """The largest load of a device is minimised.
+
+    Attributes:
+        contiguous: whether the devices must be stages of a pipeline.
+    """
+
+    contiguous: bool = True
+
     def judge(self, decision: MaxLoadDecision) -> Verdict:
         """Loads of all devices, the largest load, and every broken limit. O(nodes + edges)."""
-        malformed = self._malformed(decision)
+        malformed = self.malformed(decision)
         if malformed:
             return Verdict(math.inf, malformed)
         loads = self._loads(decision)
-        violations = (*self._unsupported(decision), *self._over_memory(decision), *self._torn(decision))
+        violations = tuple(self.faults(decision))
         if self.contiguous:
             violations += self._circular(decision)
         return Verdict(max(loads, default=0.0), violations, loads)
@@ -96,16 +142,6 @@ class MaxLoadProblem:
             plans.append(("one CPU", (self.accelerators,) * n))
         return tuple(plans)
 
-    def _malformed(self, device: Sequence[int]) -> tuple[Violation, ...]:
-        n = len(self.accelerator_ms)
-        if len(device) != n:
-            return (Violation("coverage", -1, f"{len(device)} nodes are placed, there are {n}", n, len(device)),)
-        return tuple(
-            Violation("devices", int(d), f"node {i} is on device {d}; there are {self.devices}", float(d), self.devices)
-            for i, d in enumerate(device)
-            if not 0 <= d < self.devices
-        )
-
     def _loads(self, device: Sequence[int]) -> tuple[float, ...]:
         terms: list[list[float]] = [[] for _ in range(self.devices)]
         for i, d in enumerate(device):
@@ -120,28 +156,6 @@ class MaxLoadProblem:
                     if d < self.accelerators:
                         terms[d].append(float(self.transfer_ms[source]))
         return tuple(math.fsum(t) for t in terms)
-
-    def _unsupported(self, device: Sequence[int]) -> tuple[Violation, ...]:
-        return tuple(
-            Violation("support", d, f"node {i} cannot run on an accelerator")
-            for i, d in enumerate(device)
-            if d < self.accelerators and not self.supported[i]
-        )
-
-    def _over_memory(self, device: Sequence[int]) -> tuple[Violation, ...]:
-        needs = held_bytes(self.size_bytes, device, self.devices)[: self.accelerators]
-        return tuple(
-            Violation("memory", d, f"accelerator {d} needs {need:.0f} of {self.memory_bytes:.0f} bytes", need,
-                      self.memory_bytes)
-            for d, need in enumerate(needs)
-            if not fits(need, self.memory_bytes)
-        )  # fmt: skip
-
-    def _torn(self, device: Sequence[int]) -> tuple[Violation, ...]:
-        return tuple(
-            Violation("colour", where[0], f"colour {colour} is spread over devices {where}")
-            for colour, where in torn_colours(self.colour, device)
-        )
 
     def _circular(self, device: Sequence[int]) -> tuple[Violation, ...]:
         arcs = {(device[u], device[v]) for u, v in self.edges.tolist() if not self.backward[u] and not self.backward[v]}
@@ -166,19 +180,17 @@ class MaxLoadProblem:
         return tuple(device)
 
 
-def max_load_problem(
+def placement_of(
     graph: OperatorGraph,
     *,
-    contiguous: bool,
     accelerators: int | None = None,
     cpus: int | None = None,
     memory_bytes: float | None = None,
-) -> MaxLoadProblem:
-    """The max-load problem of an operator graph.
+) -> dict[str, Any]:
+    """By field, what an operator graph says of an `OperatorPlacement`.
 
     Args:
-        graph: the graph.
-        contiguous: whether the devices must be stages of a pipeline.
+        graph: the graph; its colours may be any integers and are numbered from 0.
         accelerators: how many; the file's number by default. No more than nodes are kept of each kind: further equal
             devices would stay empty.
         cpus: how many; the file's number by default.
@@ -200,31 +212,30 @@ def max_load_problem(
     if stranded and not cpus:
         raise JobError(f"nodes {stranded[:8]} run on CPUs only and there is none", where=graph.name,
                        hint="allow at least one CPU")  # fmt: skip
-    accelerators, cpus = (min(count, len(graph.nodes)) for count in (accelerators, cpus))
-    return MaxLoadProblem(
-        accelerators=accelerators,
-        cpus=cpus,
-        memory_bytes=float(memory),
-        accelerator_ms=np.array([node.accelerator_ms for node in graph.nodes], dtype=float),
-        cpu_ms=np.array([node.cpu_ms for node in graph.nodes], dtype=float),
-        supported=np.array([node.supported for node in graph.nodes], dtype=bool),
-        backward=np.array([node.backward for node in graph.nodes], dtype=bool),
-        contiguous=contiguous,
-        **graph_columns(graph),
-    )
-
-
-def graph_columns(graph: OperatorGraph) -> dict[str, np.ndarray]:
-    """By field of a problem, what problems on operator graphs have in common; colours are numbered from 0, -1 for none.
-
-    Colours may be any integers in a file.
-    """
-    numbers: dict[int | None, int] = {None: -1}
+    colours: dict[int | None, int] = {None: -1}
     for node in graph.nodes:
-        numbers.setdefault(node.colour, len(numbers) - 1)
+        colours.setdefault(node.colour, len(colours) - 1)
+    columns = {
+        name: np.array([getattr(node, name) for node in graph.nodes], dtype=kind)
+        for name, kind in (
+            ("accelerator_ms", float),
+            ("cpu_ms", float),
+            ("size_bytes", float),
+            ("supported", bool),
+            ("backward", bool),
+        )
+    }
     return {
-        "size_bytes": np.array([node.size_bytes for node in graph.nodes], dtype=float),
-        "colour": np.array([numbers[node.colour] for node in graph.nodes], dtype=np.int64),
+        **columns,
+        "accelerators": min(accelerators, len(graph.nodes)),
+        "cpus": min(cpus, len(graph.nodes)),
+        "memory_bytes": float(memory),
+        "colour": np.array([colours[node.colour] for node in graph.nodes], dtype=np.int64),
         "edges": np.array(graph.edges, dtype=np.int64).reshape(-1, 2),
         "transfer_ms": np.array(graph.transfer_ms, dtype=float),
     }
+
+
+def max_load_problem(graph: OperatorGraph, *, contiguous: bool, **limits: float | None) -> MaxLoadProblem:
+    """The max-load problem of an operator graph; `limits` as `placement_of` takes them."""
+    return MaxLoadProblem(**placement_of(graph, **cast(Any, limits)), contiguous=contiguous)

@@ -16,12 +16,12 @@ Sources: Narayanan et al., "PipeDream" (SOSP 2019), section 3.1; the optimiser r
 
 Stages placed on the devices of a tree (`PlacedPipelineProblem`), each priced over the links that it spans:
 
-Devices 0..P-1 are the leaves of a tree: `fanout[0]` devices share the fastest links, `fanout[1]` such units the next,
-and so on. Stages take the devices from the left, without holes; devices left over on the right stay idle. A stage takes
-any run of neighbouring devices, within a server or across several. Or a run of stages takes `copies` whole units of one
-level side by side and is placed equally in each (stage i on the same devices of every unit), so that activations stay
-on the fast links and only weights cross the slow ones. With c, w, R the compute time, weights and replicas of a stage
-and O the bytes at a cut:
+Devices 0..P-1 are the leaves of a tree: `machines[0]` devices share the fastest links, `machines[1]` such units the
+next, and so on. Stages take the devices from the left, without holes; devices left over on the right stay idle. A stage
+takes any run of neighbouring devices, within a server or across several. Or a run of stages takes `copies` whole units
+of one level side by side and is placed equally in each (stage i on the same devices of every unit), so that activations
+stay on the fast links and only weights cross the slow ones. With c, w, R the compute time, weights and replicas of a
+stage and O the bytes at a cut:
 
     released   T = (c + K w) / R        K = traffic / bandwidth with traffic(n) = 4 (n-1) / n
     paper      T = max(c, K w) / R      traffic(n) = 2 (n-1)
@@ -43,35 +43,9 @@ from typing import ClassVar
 from planner.errors import UsageError
 from planner.hardware.tiers import moved_bytes
 from planner.hardware.types import Collective
-from planner.space.partition.pipedream_terms import (
-    NO_LIMIT,
-    BoundaryBytes,
-    CutJudge,
-    Frontiers,
-    Layers,
-    Memory,
-    StageCost,
-    StashRule,
-)
+from planner.space.partition.pipedream_terms import NO_LIMIT, CutJudge, Layers, Memory, Released
 from planner.space.partition.verdict import Verdict, over_memory
 from planner.space.types import Violation
-
-
-def _check_levels(name: str, counts: Sequence[int], bandwidth_byte_per_s: Sequence[float], layers: Layers) -> None:
-    """Refuse a cluster without levels, figures that are missing or not positive, and a network without layers.
-
-    Args:
-        name: of the field with the counts, for messages.
-        counts: units by level.
-        bandwidth_byte_per_s: by level.
-        layers: the network.
-    """
-    if not counts or len(counts) != len(bandwidth_byte_per_s):
-        raise UsageError(f"each level needs a number of {name} and a bandwidth", where=name)
-    if min(counts) < 1 or not min(bandwidth_byte_per_s) > 0:
-        raise UsageError(f"{name} and bandwidths are positive", where=name)
-    if not layers.count:
-        raise UsageError("there is no layer to place", where="layers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,20 +64,18 @@ class ReplicatedStage:
 
 
 @dataclass(frozen=True, eq=False)
-class PipeDreamProblem:
-    """Hierarchical replicated stages, priced as in the paper or as in the released optimiser.
+class ReplicatedPipeline:
+    """Stages of a network on a cluster of several levels, the slowest of which counts.
 
     Attributes:
         layers: the network.
-        machines: units of the level below, by level, innermost first.
-        bandwidth_byte_per_s: of the links between them, by level.
-        cost: how computation and weight exchange add up.
-        transfers: whether stage boundaries take time (the released code's default is no).
-        boundary: which bytes cross a cut.
-        frontiers: which cuts are allowed.
+        machines: devices of a lowest unit, then units of each level under one parent.
+        bandwidth_byte_per_s: of the links between the units of a level, lowest first.
+        released: what is priced and allowed as in the released code.
+        transfers: whether cuts take time (the released code's default is no).
         memory: limit of a device.
         replicate: whether stages may have replicas.
-        use_fewer: whether units may stay idle.
+        use_all: whether all devices (all units of a level) must be used.
     """
 
     unit: ClassVar[str] = "s"
@@ -112,21 +84,65 @@ class PipeDreamProblem:
     layers: Layers
     machines: tuple[int, ...]
     bandwidth_byte_per_s: tuple[float, ...]
-    cost: StageCost = StageCost.RELEASED
+    released: Released = Released.COST
     transfers: bool = True
-    boundary: BoundaryBytes = BoundaryBytes.LIVE
-    frontiers: Frontiers = Frontiers.ALL
     memory: Memory = NO_LIMIT
     replicate: bool = True
-    use_fewer: bool = False
+    use_all: bool = True
 
     def __post_init__(self) -> None:
-        _check_levels("machines", self.machines, self.bandwidth_byte_per_s, self.layers)
+        if not self.machines or len(self.machines) != len(self.bandwidth_byte_per_s):
+            raise UsageError("each level needs a number of machines and a bandwidth", where="machines")
+        if min(self.machines) < 1 or not min(self.bandwidth_byte_per_s) > 0:
+            raise UsageError("machines and bandwidths are positive", where="machines")
+        if not self.layers.count:
+            raise UsageError("there is no layer to place", where="layers")
 
     @property
     def devices(self) -> int:
         """Devices of the whole cluster."""
         return math.prod(self.machines)
+
+    @property
+    def adds_up(self) -> bool:
+        """True if computation and exchange of a stage add up, and its replicas share transfers (`Released.COST`)."""
+        return Released.COST in self.released
+
+    def unit_devices(self, level: int) -> int:
+        """Devices of one unit of a level; a device is a unit of level 0."""
+        return math.prod(self.machines[:level])
+
+    def span_level(self, first: int, last: int) -> int:
+        """Level of the slowest links between two devices: 0 when they share a lowest unit."""
+        for level in range(len(self.machines)):
+            size = self.unit_devices(level + 1)
+            if first // size == last // size:
+                return level
+        raise UsageError(f"device {last} is not in the cluster", where="devices")
+
+    def exchange_s_per_byte(self, devices: Sequence[int]) -> float:
+        """Seconds to exchange one byte of weights among replicas on these devices (K of the module)."""
+        if len(devices) < 2:
+            return 0.0
+        level = self.span_level(min(devices), max(devices))
+        flat = self._traffic(len(devices)) / self.bandwidth_byte_per_s[level]
+        if level == 0:
+            return flat
+        by_level = 0.0
+        for level, speed in enumerate(self.bandwidth_byte_per_s):
+            inner, outer = self.unit_devices(level), self.unit_devices(level + 1)
+            units: dict[int, set[int]] = {}
+            for device in devices:
+                units.setdefault(device // outer, set()).add(device // inner)
+            by_level += self._traffic(max(map(len, units.values()))) / speed
+        return min(flat, by_level)
+
+    def _traffic(self, count: int) -> float:
+        return 2 * moved_bytes(Collective.ALL_REDUCE, 1.0, count) if self.adds_up else 2.0 * (count - 1)
+
+
+class PipeDreamProblem(ReplicatedPipeline):
+    """Hierarchical replicated stages: all units over which a stage is replicated are cut alike."""
 
     def judge(self, decision: Sequence[ReplicatedStage]) -> Verdict:
         """Objective and broken limits of a plan; O(cuts * layers * edges)."""
@@ -135,11 +151,11 @@ class PipeDreamProblem:
         if not judge.shape(len(self.machines) - 1, stages, tuple(range(self.layers.count))):
             return Verdict(math.inf, tuple(judge.violations))
         times = judge.run(len(self.machines) - 1, stages, frozenset())
-        judge.memory(stages)
-        return Verdict(max(times), tuple(judge.violations), tuple(times))
+        kept_bytes = judge.memory(stages)
+        return Verdict(max(times), tuple(judge.violations), tuple(times), kept_bytes)
 
     def trivial(self) -> tuple[tuple[str, tuple[ReplicatedStage, ...]], ...]:
-        """One device (needs `use_fewer`), and data parallelism over all devices."""
+        """One device (without `use_all`), and data parallelism over all devices."""
         layers = tuple(range(self.layers.count))
         one_device: tuple[ReplicatedStage, ...] = ()
         data_parallel: tuple[ReplicatedStage, ...] = ()
@@ -155,7 +171,7 @@ class PlanJudge:
     def __init__(self, problem: PipeDreamProblem) -> None:
         self.problem = problem
         self.violations: list[Violation] = []
-        self.cuts = CutJudge(problem.layers, problem.boundary)
+        self.cuts = CutJudge(problem.layers, problem.released)
 
     def shape(self, level: int, stages: tuple[ReplicatedStage, ...], members: tuple[int, ...]) -> bool:
         """True if a run of stages covers its layers, cuts forward edges only and has the depth of the cluster."""
@@ -172,7 +188,7 @@ class PlanJudge:
             if stage.replicas > 1 and not problem.replicate:
                 self._fault("option", number, "replicas are not allowed")
         used, have = sum(stage.replicas for stage in stages), problem.machines[level]
-        if used > have or (used < have and not problem.use_fewer):
+        if used > have or (used < have and problem.use_all):
             self._fault("devices", -1, f"{used} of {have} units of level {level + 1} are used", used, have)
         return True
 
@@ -183,7 +199,7 @@ class PlanJudge:
             time = self._stage(level, stage, before, first=number == 0)
             after = before | set(stage.layers)
             is_end = len(after) == self.problem.layers.count
-            walked = self.problem.frontiers is Frontiers.FIRST_SOURCE and not is_end
+            walked = Released.CUTS in self.problem.released and not is_end
             if walked and not self.cuts.from_first_source(after):
                 self._fault("option", number, "a cut lies behind a layer that does not depend on the first source")
             if self.problem.transfers and number:
@@ -200,7 +216,7 @@ class PlanJudge:
         if level:
             inner = max(self.run(level - 1, stage.inner, before))
         weights, speed = math.fsum(problem.layers.weight_bytes[members]), problem.bandwidth_byte_per_s[level]
-        if problem.cost is StageCost.PAPER:
+        if not problem.adds_up:
             return max(inner, 2 * (replicas - 1) * weights / speed) / replicas
         exchange = 4 * (replicas - 1) * weights / (speed * replicas)
         if first and level:
@@ -208,22 +224,25 @@ class PlanJudge:
         return (inner + exchange) / replicas
 
     def _transfer(self, level: int, before: frozenset[int], replicas: int) -> float:
-        sharing = 1 if self.problem.cost is StageCost.PAPER else replicas
+        sharing = replicas if self.problem.adds_up else 1
         return 2 * self.cuts.cut_bytes(before) / (self.problem.bandwidth_byte_per_s[level] * sharing)
 
-    def memory(self, stages: tuple[ReplicatedStage, ...]) -> None:
-        """Add a violation for each stage whose devices exceed the memory under the problem's rule."""
-        if math.isinf(self.problem.memory.device_bytes):
-            return
-        if self.problem.memory.rule is StashRule.RELEASED:
+    def memory(self, stages: tuple[ReplicatedStage, ...]) -> tuple[float, ...]:
+        """Add a violation for each stage whose devices exceed the memory under the problem's rule.
+
+        Returns:
+            Bytes that a device of each stage keeps; empty on several levels, and under the released rule.
+        """
+        if self.problem.memory.released:
             self._released_memory(len(self.problem.machines) - 1, stages)
-            return
-        flat = list(_devices(stages, 1))
+            return ()
+        flat, kept = list(_devices(stages, 1)), []
         behind, before = sum(replicas for _, replicas in flat), frozenset[int]()
         for number, (layers, replicas) in enumerate(flat):
             behind -= replicas
-            self._check_memory(number, layers, behind, replicas, self.cuts.cut_bytes(before))
+            kept.append(self._check_memory(number, layers, behind, replicas, self.cuts.cut_bytes(before)))
             before = before | set(layers)
+        return tuple(kept) if len(self.problem.machines) == 1 else ()
 
     def _released_memory(self, level: int, stages: tuple[ReplicatedStage, ...]) -> None:
         """The released rule on each level; idle units count as later stages of the first one."""
@@ -234,11 +253,12 @@ class PlanJudge:
             if level:
                 self._released_memory(level - 1, stage.inner)
 
-    def _check_memory(self, number: int, layers: tuple[int, ...], behind: int, replicas: int, received: float) -> None:
+    def _check_memory(self, number: int, layers: tuple[int, ...], behind: int, replicas: int, received: float) -> float:
         memory = self.problem.memory
         needed, have = memory.kept_bytes(self.problem.layers, layers, behind, replicas, received), memory.device_bytes
         message = f"a device of the stage keeps {needed:.0f} of {have:.0f} bytes"
         self.violations += over_memory(number, needed, have, message)
+        return needed
 
     def _fault(self, kind: str, stage: int, message: str, needed: float = 0.0, available: float = 0.0) -> bool:
         self.violations.append(Violation(kind, stage, message, needed, available))
@@ -283,72 +303,8 @@ class PlacedStage:
         return self.width * self.copies
 
 
-@dataclass(frozen=True, eq=False)
-class PlacedPipelineProblem:
-    """Stages on a tree of devices.
-
-    Attributes:
-        layers: the network.
-        fanout: devices of a lowest unit, then units of each level under one parent.
-        bandwidth_byte_per_s: of the links between the units of a level, lowest first.
-        cost: how computation and weight exchange add up.
-        transfers: whether cuts take time.
-        boundary: which bytes cross a cut.
-        memory: limit of a device.
-        use_all: whether every device must be used.
-    """
-
-    unit: ClassVar[str] = "s"
-    """Seconds a minibatch."""
-
-    layers: Layers
-    fanout: tuple[int, ...]
-    bandwidth_byte_per_s: tuple[float, ...]
-    cost: StageCost = StageCost.RELEASED
-    transfers: bool = True
-    boundary: BoundaryBytes = BoundaryBytes.LIVE
-    memory: Memory = NO_LIMIT
-    use_all: bool = False
-
-    def __post_init__(self) -> None:
-        _check_levels("fanout", self.fanout, self.bandwidth_byte_per_s, self.layers)
-
-    @property
-    def devices(self) -> int:
-        """Devices of the whole cluster."""
-        return math.prod(self.fanout)
-
-    def unit_devices(self, level: int) -> int:
-        """Devices of one unit of a level; a device is a unit of level 0."""
-        return math.prod(self.fanout[:level])
-
-    def span_level(self, first: int, last: int) -> int:
-        """Level of the slowest links between two devices: 0 when they share a lowest unit."""
-        for level in range(len(self.fanout)):
-            size = self.unit_devices(level + 1)
-            if first // size == last // size:
-                return level
-        raise UsageError(f"device {last} is not in the cluster", where="devices")
-
-    def exchange_s_per_byte(self, devices: Sequence[int]) -> float:
-        """Seconds to exchange one byte of weights among replicas on these devices (K above)."""
-        if len(devices) < 2:
-            return 0.0
-        level = self.span_level(min(devices), max(devices))
-        flat = self._traffic(len(devices)) / self.bandwidth_byte_per_s[level]
-        if level == 0:
-            return flat
-        by_level = 0.0
-        for level, speed in enumerate(self.bandwidth_byte_per_s):
-            inner, outer = self.unit_devices(level), self.unit_devices(level + 1)
-            units: dict[int, set[int]] = {}
-            for device in devices:
-                units.setdefault(device // outer, set()).add(device // inner)
-            by_level += self._traffic(max(map(len, units.values()))) / speed
-        return min(flat, by_level)
-
-    def _traffic(self, count: int) -> float:
-        return 2.0 * (count - 1) if self.cost is StageCost.PAPER else 2 * moved_bytes(Collective.ALL_REDUCE, 1.0, count)
+class PlacedPipelineProblem(ReplicatedPipeline):
+    """Stages on a tree of devices; all cuts are allowed."""
 
     def judge(self, decision: Sequence[PlacedStage]) -> Verdict:
         """Recompute objective and violations of a plan; O(cuts * layers * edges)."""
@@ -359,24 +315,26 @@ class PlacedPipelineProblem:
         used = sum(stage.replicas for stage in stages)
         if self.use_all and used < self.devices:
             faults.append(Violation("devices", -1, f"{used} of {self.devices} devices are used", used, self.devices))
-        times, cuts, before = [], CutJudge(self.layers, self.boundary), frozenset[int]()
+        times, kept, cuts, before = [], [], CutJudge(self.layers, self.released), frozenset[int]()
         behind = used
         for number, stage in enumerate(stages):
+            if stage.replicas > 1 and not self.replicate:
+                faults.append(Violation("option", number, "replicas are not allowed"))
             time, behind = self._stage_s(stage), behind - stage.replicas
             received = cuts.cut_bytes(before) if number else 0.0
             if number and self.transfers:
                 time = max(time, self._transfer_s(received, stages, number))
             times.append(time)
-            needed = self.memory.kept_bytes(self.layers, stage.layers, behind, stage.replicas, received)
-            message = f"a device of the stage keeps {needed:.0f} of {self.memory.device_bytes:.0f} bytes"
-            faults += over_memory(number, needed, self.memory.device_bytes, message)
+            kept.append(self.memory.kept_bytes(self.layers, stage.layers, behind, stage.replicas, received))
+            message = f"a device of the stage keeps {kept[-1]:.0f} of {self.memory.device_bytes:.0f} bytes"
+            faults += over_memory(number, kept[-1], self.memory.device_bytes, message)
             before = before | set(stage.layers)
-        return Verdict(max(times), tuple(faults), tuple(times))
+        return Verdict(max(times), tuple(faults), tuple(times), tuple(kept))
 
     def _stage_s(self, stage: PlacedStage) -> float:
         compute = math.fsum(self.layers.compute_s[list(stage.layers)])
         exchange = math.fsum(self.layers.weight_bytes[list(stage.layers)]) * self.exchange_s_per_byte(stage.devices)
-        total = max(compute, exchange) if self.cost is StageCost.PAPER else compute + exchange
+        total = compute + exchange if self.adds_up else max(compute, exchange)
         return total / stage.replicas
 
     def _transfer_s(self, cut_bytes: float, stages: tuple[PlacedStage, ...], number: int) -> float:
@@ -386,9 +344,7 @@ class PlacedPipelineProblem:
         inside = inside and stage.first % stage.stride > 0
         end = stage.first + stage.width - 1 if inside else stage.devices[-1]
         seconds = 2 * cut_bytes / self.bandwidth_byte_per_s[self.span_level(last.first, end)]
-        if self.cost is StageCost.PAPER:
-            return seconds
-        return seconds / min(stage.replicas, last.replicas)
+        return seconds / min(stage.replicas, last.replicas) if self.adds_up else seconds
 
     def trivial(self) -> tuple[tuple[str, tuple[PlacedStage, ...]], ...]:
         """One device, and data parallelism over all devices."""
@@ -415,7 +371,7 @@ def _coverage_faults(
 
 def _places(problem: PlacedPipelineProblem, stages: tuple[PlacedStage, ...]) -> list[Violation]:
     """Whether the stages take the devices from the left, without holes, and copies take whole units."""
-    strides = {problem.unit_devices(level) for level in range(1, len(problem.fanout))}
+    strides = {problem.unit_devices(level) for level in range(1, len(problem.machines))}
     free, offset, section = 0, 0, (1, 0)
     for number, stage in enumerate(stages):
         copies = (stage.copies, stage.stride)

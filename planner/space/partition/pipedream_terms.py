@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Flag, auto
 
 import numpy as np
 
@@ -127,73 +127,51 @@ def _figure(value: object) -> float:
     return float(value) if isinstance(value, (int, float)) else 0.0
 
 
-class StageCost(StrEnum):
-    """How computation and weight exchange of a stage combine."""
+class Released(Flag):
+    """What is as in the released code, where that differs from the paper; memory has a rule of its own (`Memory`)."""
 
-    PAPER = "paper"
-    """The longer of the two."""
-    RELEASED = "released"
-    """Their sum; the exchange moves the bytes of a parameter server."""
-
-
-class BoundaryBytes(StrEnum):
-    """Which bytes cross a cut."""
-
-    LIVE = "live"
-    """Results that a layer behind the cut reads, each once."""
-    RELEASED = "released"
-    """The released code's: results of the last layers before the cut, and of each ancestor of such a layer that has a
-    reader which is neither that layer nor its ancestor (even if all its readers lie before the cut)."""
-
-
-class Frontiers(StrEnum):
-    """Which cuts of the graph are allowed."""
-
-    ALL = "all"
-    """All: before the cut lies any set of layers that holds all its producers."""
-    FIRST_SOURCE = "first-source"
-    """The released code's, which walks the graph from its first source: each last layer before a cut depends on that
-    source, or shares an ancestor with a last layer that does."""
-
-
-class StashRule(StrEnum):
-    """What a replica keeps in memory; its stage has r replicas and the later stages n units."""
-
-    STASHED = "stashed"
-    """y (weights + kept activations + received input) + optimizer, with y = ceil((n + r) / r) minibatches in flight
-    (the present one included), each with its own version of the weights."""
-    RELEASED = "released"
-    """The released code's: ceil(n / r) (weights + activations), so nothing for the last stage. On levels above the
-    first all layers of a stage count for one device."""
+    NOTHING = 0
+    COST = auto()
+    """Computation and weight exchange add up, and the exchange moves the bytes of a parameter server; else the longer
+    of the two counts."""
+    CUT_BYTES = auto()
+    """Across a cut go the results of the last layers before it, and of each ancestor of such a layer that has a reader
+    which is neither that layer nor its ancestor (even if all its readers lie before the cut); else the results that a
+    layer behind the cut reads, each once."""
+    CUTS = auto()
+    """Allowed are cuts that a walk from the first source reaches: each last layer before a cut depends on that source,
+    or shares an ancestor with a last layer that does; else any set of layers that holds all its producers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """A limit on what one device keeps.
+    """A limit on what one device keeps. A replica's stage has r replicas and the later stages n units.
+
+    It keeps y (weights + kept activations + received input) + optimizer, with y = ceil((n + r) / r) minibatches in
+    flight (the present one included), each with its own version of the weights.
 
     Attributes:
         device_bytes: memory of a device; infinite for no limit.
-        rule: what counts.
-        optimizer_per_weight: bytes of gradients and optimizer state per byte of weights (2: gradient and momentum),
-            under `StashRule.STASHED`.
+        released: count as the released code does: ceil(n / r) (weights + activations), so nothing for the last stage.
+            On levels above the first all layers of a stage count for one device.
+        optimizer_per_weight: bytes of gradients and optimizer state per byte of weights (2: gradient and momentum).
     """
 
     device_bytes: float = math.inf
-    rule: StashRule = StashRule.STASHED
+    released: bool = False
     optimizer_per_weight: float = 2.0
 
     def in_flight(self, behind: int, replicas: int) -> int:
         """Minibatches that a replica keeps activations and weights of, with `behind` devices on later stages."""
-        return math.ceil((behind + (replicas if self.rule is StashRule.STASHED else 0)) / replicas)
+        return math.ceil((behind + (0 if self.released else replicas)) / replicas)
 
     def needed(self, weight_bytes: Bytes, saved_bytes: Bytes, received_bytes: Bytes, in_flight: int) -> Bytes:
         """Bytes that a replica keeps for so many minibatches in flight."""
-        per_minibatch: Bytes = weight_bytes + saved_bytes
-        if self.rule is StashRule.STASHED:
-            per_minibatch = per_minibatch + received_bytes
-        needed: Bytes = in_flight * per_minibatch
-        if self.rule is StashRule.STASHED:
-            needed = needed + self.optimizer_per_weight * weight_bytes
+        needed: Bytes = in_flight * (weight_bytes + saved_bytes)
+        if not self.released:
+            needed = (
+                in_flight * (weight_bytes + saved_bytes + received_bytes) + self.optimizer_per_weight * weight_bytes
+            )
         return needed
 
     def kept_bytes(
@@ -219,9 +197,9 @@ NO_LIMIT = Memory()
 class CutJudge:
     """Bytes and validity of cuts, straight from the definitions."""
 
-    def __init__(self, layers: Layers, boundary: BoundaryBytes) -> None:
+    def __init__(self, layers: Layers, released: Released) -> None:
         self.layers = layers
-        self.boundary = boundary
+        self.released = released
         before, self.readers = layers.neighbours()
         self.ancestors: list[set[int]] = []
         for direct in before:
@@ -233,7 +211,7 @@ class CutJudge:
         return [i for i in sorted(before) if not any(reader in before for reader in self.readers[i])]
 
     def from_first_source(self, before: frozenset[int]) -> bool:
-        """True if `Frontiers.FIRST_SOURCE` allows this cut."""
+        """True if `Released.CUTS` allows this cut."""
         last = self.last(before)
         reached = [i for i in last if i == self.first or self.first in self.ancestors[i]]
         ancestors = set().union(*(self.ancestors[i] for i in reached))
@@ -241,7 +219,7 @@ class CutJudge:
 
     def cut_bytes(self, before: frozenset[int]) -> float:
         """Bytes that cross the cut behind a set of layers, one way."""
-        if self.boundary is BoundaryBytes.LIVE:
+        if Released.CUT_BYTES not in self.released:
             crossing = {i for i in before if any(reader not in before for reader in self.readers[i])}
         else:
             last = self.last(before)

@@ -114,18 +114,17 @@ class PiperProblem:
         if any(v.kind in ("coverage", "option") for v in shape):
             return Verdict(float("inf"), tuple(shape))
         violations = list(shape)
-        times = []
-        ahead = 0
+        times, kept, ahead = [], [], 0
         for position in range(len(decision) - 1, -1, -1):
             stage = decision[position]
             ahead += stage.data
             in_flight = -(-ahead // stage.data)
             seconds, needed = stage_figures(self, stage, in_flight)
             times.append(seconds)
+            kept.append(needed)
             message = f"stage {position} needs {needed:.0f} bytes with {in_flight} samples in flight"
             violations += over_memory(position, needed, self.memory_bytes, message)
-        times.reverse()
-        return Verdict(max(times), tuple(violations), tuple(times))
+        return Verdict(max(times), tuple(violations), tuple(reversed(times)), tuple(reversed(kept)))
 
     def trivial(self) -> tuple[tuple[str, PiperDecision], ...]:
         """One device, data parallel, tensor parallel, and an even pipeline, each with first choices."""

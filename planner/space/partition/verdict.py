@@ -24,11 +24,13 @@ class Verdict:
         objective: in the problem's unit (`PartitionProblem.unit`); infinite for a malformed decision.
         violations: limits that the decision breaks; empty if it is feasible.
         parts: by device or stage, the values whose maximum or sum is the objective, for reports.
+        kept_bytes: by stage, what one of its devices keeps; empty where that is not counted by stage.
     """
 
     objective: float
     violations: tuple[Violation, ...] = ()
     parts: tuple[float, ...] = ()
+    kept_bytes: tuple[float, ...] = ()
 
     @property
     def feasible(self) -> bool:
@@ -53,23 +55,6 @@ def over_memory(part: int, needed_bytes: float, available_bytes: float, message:
     if fits(needed_bytes, available_bytes):
         return ()
     return (Violation("memory", part, message, needed_bytes, available_bytes),)
-
-
-def held_bytes(size_bytes: np.ndarray, devices: Sequence[int], count: int) -> list[float]:
-    """By device (of `count`), the sum of the sizes of its nodes, rounded once."""
-    held: list[list[float]] = [[] for _ in range(count)]
-    for size, device in zip(size_bytes.tolist(), devices, strict=True):
-        held[device].append(size)
-    return [math.fsum(sizes) for sizes in held]
-
-
-def torn_colours(colour: np.ndarray, devices: Sequence[int]) -> list[tuple[int, list[int]]]:
-    """Colours with nodes on several devices, ascending, and these devices; negative numbers are no colours."""
-    places: dict[int, set[int]] = {}
-    for own, device in zip(colour.tolist(), devices, strict=True):
-        if own >= 0:
-            places.setdefault(own, set()).add(device)
-    return [(own, sorted(where)) for own, where in sorted(places.items()) if len(where) > 1]
 
 
 def covers_chain(boundaries: Sequence[int], layers: int) -> bool:
