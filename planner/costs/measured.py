@@ -31,9 +31,10 @@ from planner.files import write_whole
 from planner.graph import DType, Graph, Note, NoteLevel, Tensor
 from planner.hardware import machine_name
 from planner.operators.batching import rebatch
+from planner.operators.entry import OpCall
 from planner.operators.saved import SavedOptions, element_bytes, saved_for_backward, saved_notes
 from planner.operators.specs import graph_specs
-from planner.operators.types import OpCall, OpSpec, Origin
+from planner.operators.types import OpSpec, Origin
 
 CACHE_VERSION = 2
 DEFAULT_MEMORY_CAP_BYTES = 1 << 30

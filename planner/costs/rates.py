@@ -25,8 +25,8 @@ import numpy as np
 
 from planner.graph import DType, Graph, Node, TensorKind, per_model
 from planner.hardware.types import Device, Stack
+from planner.operators.entry import JointCut, rule_of
 from planner.operators.modules import PRODUCTS, find_expert_products
-from planner.operators.site import JointCut, rule_of
 from planner.operators.types import OpSpec
 
 _ALIGNED_BYTES = 16

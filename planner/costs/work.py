@@ -22,10 +22,10 @@ from planner.costs.precision import NarrowProducts, Precision, product_formats
 from planner.costs.rates import FastConvolutions, expert_counts, fast_convolutions, kernel_rates
 from planner.graph import DType, Graph, Node, Tensor, TensorKind
 from planner.hardware.types import Device
+from planner.operators.entry import rule_of
 from planner.operators.modules import ExpertProduct, find_expert_products
 from planner.operators.rewriting import FusedKernel, fused_kernels
 from planner.operators.saved import float_type, logits_of
-from planner.operators.site import rule_of
 from planner.operators.specs import by_class, call_classes, needs_gradient, nodes_where
 from planner.operators.storage import Storages
 from planner.operators.types import OpSpec

@@ -6,7 +6,7 @@ Reads stand left of the arrow, separated by commas, writes right of it. A token 
 - `1`: a dimension of size 1 that nothing iterates over;
 - `(h d)`: the product of h and d, h outermost;
 - `(y+r)`: a window, `y * stride + r * dilation`; r is then never split, and y carries a halo;
-- `d..`: a run of dimensions d0, d1, ..., as many as the tensor has besides the others (`Site.nest` only).
+- `d..`: a run of dimensions d0, d1, ..., as many as the tensor has besides the others (`OpCall.nest` only).
 
 A tensor without dimensions is written as nothing at all. A part of an operator whose result another part reads has
 no writes.

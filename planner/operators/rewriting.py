@@ -19,8 +19,8 @@ from graphlib import TopologicalSorter
 
 from planner.errors import HardwareError
 from planner.graph import AttributeValue, ConstantValue, Graph, Node, Note, NoteLevel, Tensor, TensorKind, per_model
+from planner.operators.entry import rule_of
 from planner.operators.formulas import Match, find, last_operators, rare_operators
-from planner.operators.site import rule_of
 from planner.registry import Registry, did_you_mean
 
 

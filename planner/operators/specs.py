@@ -11,8 +11,8 @@ import numpy as np
 
 from planner.graph import Graph, Node, Tensor, TensorKind, per_graph, per_model
 from planner.operators.assemble import Traffic, fallback, traffic
-from planner.operators.site import Site, default_needs, rule_of
-from planner.operators.types import OpCall, OpSpec
+from planner.operators.entry import OpCall, default_needs, rule_of
+from planner.operators.types import OpSpec
 
 T = TypeVar("T")
 
@@ -28,8 +28,7 @@ def spec(call: OpCall, needs: tuple[bool, ...] | None = None) -> OpSpec:
     Raises:
         ModelError: the tensors contradict the operator (shapes, a missing required input).
     """
-    site = Site(call, default_needs(call) if needs is None else needs)
-    return (rule_of(call.op).build or fallback)(site)
+    return (rule_of(call.op).build or fallback)(replace(call, needs=default_needs(call) if needs is None else needs))
 
 
 _PER_RUN = (

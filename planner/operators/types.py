@@ -6,51 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from planner.graph import AttributeValue, ConstantValue, Graph, Node, Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class OpCall:
-    """One operator applied to concrete tensors: all that a rule may look at.
-
-    Attributes:
-        op: operator type as in `Node.op`.
-        opset: version of the default operator set.
-        inputs: by position, None where an optional input is absent.
-        outputs: by position, None where nobody reads the output.
-        attributes: by name.
-        constants: by input position, the flattened value where it is a small known constant, else None.
-    """
-
-    op: str
-    opset: int
-    inputs: tuple[Tensor | None, ...]
-    outputs: tuple[Tensor | None, ...]
-    attributes: Mapping[str, AttributeValue]
-    constants: tuple[ConstantValue | None, ...]
-
-    @staticmethod
-    def of(graph: Graph, node: Node) -> OpCall:
-        """The call that a node of a graph makes."""
-        return OpCall(
-            node.op,
-            graph.opset,
-            tuple(graph.tensors[name] if name else None for name in node.inputs),
-            tuple(graph.tensors.get(name) if name else None for name in node.outputs),
-            node.attributes,
-            tuple(graph.constants.get(name) if name else None for name in node.inputs),
-        )
-
-    def signature(self) -> tuple[object, ...]:
-        """What the cost depends on: equal signatures cost the same. Tensor names are left out."""
-        return (
-            self.op,
-            tuple((t.shape, t.dtype, t.kind) if t else None for t in self.inputs),
-            tuple((t.shape, t.dtype) if t else None for t in self.outputs),
-            tuple(sorted(self.attributes.items(), key=lambda kv: kv[0])),
-            self.constants,
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class SavedBytes:

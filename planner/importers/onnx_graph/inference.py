@@ -23,7 +23,7 @@ from planner.importers.onnx_graph.work import (
     WorkGraph,
     WorkNode,
 )
-from planner.operators import OpCall, OutputTypes, Site, evaluate, rule_of
+from planner.operators import OpCall, OutputTypes, evaluate, rule_of
 
 if TYPE_CHECKING:
     import onnx
@@ -250,7 +250,7 @@ class Inference:
         constants = tuple(None if value is None else tuple(value.reshape(-1).tolist()) for value in values)
         call = OpCall(node.op, self._work.opset, inputs, (None,) * len(node.outputs), node.attributes, constants)
         try:
-            results = rule(Site(call, ()))
+            results = rule(call)
         except (ModelError, IndexError, ValueError, ZeroDivisionError):
             return [None] * len(node.outputs)
         return [None if f is None else Partial(f[0], _ELEMENTS[f[1]]) for f in results]
