@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.costs.precision import NarrowProducts, Precision, product_formats
-from planner.costs.rates import FastConvolutions, expert_counts, fast_convolutions, kernel_rates
+from planner.costs.rates import expert_counts, fast_convolutions, kernel_rates
 from planner.graph import DType, Graph, Node, Tensor, TensorKind
 from planner.hardware.types import Device
 from planner.operators.entry import rule_of
@@ -35,12 +35,10 @@ _COLUMNS = (
     "input_grad", "weight_grad", "back_vector", "back_bytes", "back_kernels",
 )  # fmt: skip
 
-_ARRAYS = (*_COLUMNS, "beside", "back_beside", "matrix_share", "scores", "experts")
-
 
 @dataclass(frozen=True)
 class OperatorWork:
-    """Work of each node after fusion; float64 arrays of shape [nodes].
+    """Work of each node after fusion; arrays of shape [nodes], float64 but for names.
 
     Attributes:
         matrix: forward matrix flops.
@@ -56,7 +54,9 @@ class OperatorWork:
         back_beside: their backward traffic.
         formats: the format that the matrix units multiply in, by node, as devices name it.
         matrix_share: what the node's kernel reaches of a plain matrix product's rate.
-        fast: the convolutions that fewer multiplications can do.
+        multiplied: multiplications of a fast convolution over those of the plain sum; 1 where there is none.
+        transform_bytes: traffic of its transforms for one product (forward, or one of both gradients).
+        product_bytes: traffic of its matrix products; 0 where there is none.
         scores: elements of attention scores that the node has in memory.
         experts: products that the node is run as, one for each expert; 1 where it is one, or one grouped kernel.
     """
@@ -72,17 +72,17 @@ class OperatorWork:
     back_kernels: np.ndarray
     beside: np.ndarray
     back_beside: np.ndarray
-    formats: tuple[str, ...]
+    formats: np.ndarray
     matrix_share: np.ndarray
-    fast: FastConvolutions
+    multiplied: np.ndarray
+    transform_bytes: np.ndarray
+    product_bytes: np.ndarray
     scores: np.ndarray
     experts: np.ndarray
 
     def of(self, nodes: np.ndarray) -> OperatorWork:
         """The work of some nodes, in arrays of their own."""
-        arrays = {name: getattr(self, name)[nodes] for name in _ARRAYS}
-        formats = tuple([self.formats[i] for i in nodes.tolist()])
-        return OperatorWork(**arrays, formats=formats, fast=self.fast.of(nodes))
+        return OperatorWork(**{name: column[nodes] for name, column in vars(self).items()})
 
     def kinds(self, graph: Graph) -> tuple[np.ndarray, np.ndarray]:
         """Nodes with equal work, found among those that make the same call.
@@ -92,10 +92,7 @@ class OperatorWork:
         """
         classes = call_classes(graph)
         kind = np.asarray(classes.first, dtype=np.int64)[classes.index]
-        numbers = {name: k for k, name in enumerate(dict.fromkeys(self.formats))}
-        columns = [getattr(self, name) for name in _ARRAYS] + self.fast.columns
-        columns.append(np.array([numbers[name] for name in self.formats], dtype=np.int64))
-        own = np.logical_or.reduce([column != column[kind] for column in columns])
+        own = np.logical_or.reduce([column != column[kind] for column in vars(self).values()])
         first, index = np.unique(np.where(own, np.arange(len(kind)), kind), return_inverse=True)
         return first, index
 
@@ -150,13 +147,17 @@ def node_work(
     if narrow:
         narrow.change(graph, rows, beside, sizes, launch_share)
     model_type = float_type(graph)
+    formats = product_formats([precision.compute if d is model_type else d for d in dtypes], precision, narrow)
+    multiplied, transform_bytes, product_bytes = fast_convolutions(graph, sizes)
     return OperatorWork(
         **dict(zip(_COLUMNS, rows.T, strict=True)),
         beside=beside[0],
         back_beside=beside[1],
-        formats=product_formats([precision.compute if d is model_type else d for d in dtypes], precision, narrow),
+        formats=np.array(formats, dtype=str),
         matrix_share=kernel_rates(graph, specs, sizes, device, fused=fused),
-        fast=fast_convolutions(graph, sizes),
+        multiplied=multiplied,
+        transform_bytes=transform_bytes,
+        product_bytes=product_bytes,
         scores=scores,
         experts=np.ones(len(graph.nodes)) if device.stack.grouped_experts else expert_counts(graph),
     )
