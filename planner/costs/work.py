@@ -24,7 +24,7 @@ from planner.graph import DType, Graph, Node, Tensor, TensorKind
 from planner.hardware.types import Device
 from planner.operators.entry import rule_of
 from planner.operators.modules import ExpertProduct, find_expert_products
-from planner.operators.rewriting import FusedKernel, fused_kernels
+from planner.operators.rewriting import fused_kernels
 from planner.operators.saved import float_type, logits_of
 from planner.operators.specs import by_class, call_classes, needs_gradient, nodes_where
 from planner.operators.storage import Storages
@@ -165,8 +165,7 @@ def node_work(
 
 def _row(spec: OpSpec, width: float, launch_share: float) -> tuple[float, ...]:
     d = spec.details
-    forward = d.get("forward_float_elements", spec.forward_bytes / 4) * width + d.get("forward_fixed_bytes", 0.0)
-    backward = d.get("backward_float_elements", spec.backward_bytes / 4) * width + d.get("backward_fixed_bytes", 0.0)
+    forward, backward = (each.float_elements * width + each.fixed_bytes for each in (spec.forward, spec.backward))
     towards = spec.input_grad_matrix_flops + d.get("recompute_matrix_flops", 0.0)
     kernels, back_kernels = (
         count - (1 - launch_share) * d.get(name, 0.0)
@@ -203,19 +202,22 @@ def _fuse_bias(graph: Graph, specs: Sequence[OpSpec], rows: np.ndarray) -> None:
             rows[i] = 0.0
 
 
-def _fuse(graph: Graph, rows: np.ndarray, kernel: FusedKernel, sizes: Mapping[DType, float]) -> None:
+def _fuse(graph: Graph, rows: np.ndarray, kernel: Sequence[int], sizes: Mapping[DType, float]) -> None:
     """Merge some nodes' work into one kernel that reads operands, writes the result, and recomputes in backward."""
 
     def size(names: Iterable[str]) -> float:
         return sum(graph.tensors[name].elements * sizes[graph.tensors[name].dtype] for name in names)
 
-    carrying, result = needs_gradient(graph), graph.nodes[kernel.last].outputs[0]
-    operands, gradients = size(kernel.operands), size(name for name in kernel.operands if name in carrying)
-    inner, all_nodes = list(kernel.inner), [*kernel.inner, kernel.last]
+    *inner, last = kernel
+    made = {name for i in inner for name in graph.nodes[i].outputs}
+    read = dict.fromkeys(name for i in kernel for name in graph.nodes[i].inputs if name and name not in made)
+    operands, result = size(read), size(graph.nodes[last].outputs[:1])
+    carrying = needs_gradient(graph)
+    gradients = size(name for name in read if name in carrying)
     recomputed = rows[inner, 1].sum()
-    rows[kernel.last, [1, 2, 3]] = rows[all_nodes, 1].sum(), operands + size([result]), 1.0
+    rows[last, [1, 2, 3]] = rows[kernel, 1].sum(), operands + result, 1.0
     if gradients:
-        rows[kernel.last, [6, 7, 8]] = rows[all_nodes, 6].sum() + recomputed, size([result]) + operands + gradients, 1.0
+        rows[last, [6, 7, 8]] = rows[kernel, 6].sum() + recomputed, result + operands + gradients, 1.0
     rows[inner] = 0.0
 
 

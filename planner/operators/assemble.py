@@ -7,41 +7,15 @@ its own type; caches are not modelled.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from planner.graph import Tensor, TensorKind
 from planner.operators.entry import OpCall
 from planner.operators.nest import gradient_nest
-from planner.operators.types import LoopNest, OpSpec, Origin, Saved
+from planner.operators.types import LoopNest, OpSpec, Origin, Saved, Traffic
 
 INT64_BYTES = 8
 ALIAS = {"alias": 1.0}
 """Among a call's details: where frameworks run eagerly, its results own no storage."""
-
-
-@dataclass(frozen=True, slots=True)
-class Traffic:
-    """Device memory traffic.
-
-    Attributes:
-        byte_count: bytes in the tensors' own types.
-        float_elements: floating-point elements among them, which follow the training precision.
-        fixed_bytes: bytes of everything else (integers, booleans).
-    """
-
-    byte_count: float = 0.0
-    float_elements: float = 0.0
-    fixed_bytes: float = 0.0
-
-    def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(
-            self.byte_count + other.byte_count,
-            self.float_elements + other.float_elements,
-            self.fixed_bytes + other.fixed_bytes,
-        )
-
-    def __mul__(self, factor: float) -> Traffic:
-        return Traffic(self.byte_count * factor, self.float_elements * factor, self.fixed_bytes * factor)
 
 
 def traffic(*tensors: Tensor | None) -> Traffic:
@@ -116,17 +90,6 @@ def gradient_traffic(call: OpCall, saved: Iterable[Saved]) -> Traffic:
     """Backward traffic of one fused kernel: result gradients and kept tensors in, operand gradients out."""
     total = traffic(*(t for t in call.results() if t.dtype.is_float)) + saved_traffic(call, saved)
     return total + traffic(*(t for p, t in enumerate(call.inputs) if call.need(p)))
-
-
-def details(forward: Traffic, backward: Traffic, extra: Mapping[str, float] | None = None) -> dict[str, float]:
-    """The figures that every description carries in `OpSpec.details`, and a rule's own."""
-    return {
-        "forward_float_elements": forward.float_elements,
-        "forward_fixed_bytes": forward.fixed_bytes,
-        "backward_float_elements": backward.float_elements,
-        "backward_fixed_bytes": backward.fixed_bytes,
-        **(extra or {}),
-    }
 
 
 def contraction(
@@ -225,26 +188,26 @@ def streaming(
         nests=(nests,) if isinstance(nests, LoopNest) else tuple(nests),
         saved=kept,
         kernels=kernels,
-        forward_bytes=forward_traffic.byte_count,
-        backward_bytes=backward_traffic.byte_count,
+        forward=forward_traffic,
+        backward=backward_traffic,
         backward_kernels=backward_kernels if call.trains and backward_traffic.byte_count else 0,
         input_grad_matrix_flops=input_grad if call.trains else 0.0,
         weight_grad_matrix_flops=weight_grad if call.trains else 0.0,
         backward_vector_flops=backward_flops if call.trains else 0.0,
         origin=origin,
-        details=details(forward_traffic, backward_traffic, extra),
+        details=extra or {},
     )
 
 
 def view(call: OpCall, nest: LoopNest | None = None) -> OpSpec:
     """A new shape over the same storage: no work, no traffic, nothing kept."""
     nests = () if nest is None else (nest,)
-    return OpSpec(nests, view=True, kernels=0, backward_kernels=0, details=details(Traffic(), Traffic()))
+    return OpSpec(nests, view=True, kernels=0, backward_kernels=0)
 
 
 def plumbing(call: OpCall) -> OpSpec:
     """Shape arithmetic and containers: runs on the host, costs the device nothing."""
-    return OpSpec((), kernels=0, backward_kernels=0, origin=Origin.PLUMBING, details=details(Traffic(), Traffic()))
+    return OpSpec((), kernels=0, backward_kernels=0, origin=Origin.PLUMBING)
 
 
 def fallback(call: OpCall) -> OpSpec:

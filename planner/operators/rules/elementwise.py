@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from planner.graph import TensorKind
 from planner.operators.assemble import (
-    Traffic,
     keep_extra,
     keep_inputs,
     keep_letters,
@@ -29,7 +28,7 @@ from planner.operators.entry import (
     as_first,
     like,
 )
-from planner.operators.types import LoopNest, OpSpec, Saved
+from planner.operators.types import LoopNest, OpSpec, Saved, Traffic
 
 
 @dataclass(frozen=True, slots=True)

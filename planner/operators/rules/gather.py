@@ -9,7 +9,6 @@ from functools import partial
 from planner.graph import Node, Tensor, TensorKind
 from planner.operators.assemble import (
     ALIAS,
-    Traffic,
     elements_like,
     keep_inputs,
     keep_outputs,
@@ -18,7 +17,7 @@ from planner.operators.assemble import (
 )
 from planner.operators.entry import OpCall, Role, Rule, Shaped, like
 from planner.operators.flow import BatchFactor, Flow, along_nests, places
-from planner.operators.types import LoopNest, OpSpec
+from planner.operators.types import LoopNest, OpSpec, Traffic
 
 
 def _picked(table: Tensor, indices: Tensor, result: Tensor) -> Traffic:
