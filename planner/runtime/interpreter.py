@@ -17,16 +17,20 @@ from planner.runtime.operators import RULES, Call, Context, torch_type
 Values = dict[str, torch.Tensor]
 
 
-class Together(Protocol):
-    """Several operators that run as one (`planner.runtime.fusing`)."""
+class Reads(Protocol):
+    """What runs at once: an operator, or several."""
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Names of what they read and do not make."""
+        """Names of what it reads, and does not make."""
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Names of their results."""
+        """Names of its results."""
+
+
+class Together(Reads, Protocol):
+    """Several operators that run as one (`planner.runtime.fusing`)."""
 
     def results(self, values: Mapping[str, torch.Tensor], context: Context) -> list[torch.Tensor]:
         """Run them."""
