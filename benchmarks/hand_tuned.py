@@ -13,7 +13,7 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ import models
 import planner
 from benchmarks.published import NOT_SPLIT, markdown
 from benchmarks.runs import PUBLISHED
-from models.gpt import GPTSize
 from planner import Cluster, Graph, Job, Plan
 from planner.costs import optimizer_state_bytes, precision
 from planner.graph import Chain, layer_of
@@ -50,7 +49,7 @@ class Row:
         key: row of the file.
         table: of the paper.
         name: of the model.
-        size: its sizes.
+        size: its sizes, by key of a GPT-2's configuration.
         global_batch, micro_batch: samples.
         tensor, pipeline, data: ways of parallelism.
         chunks: stages a device in turn; 0 where it was interleaved and the paper does not print how often.
@@ -60,7 +59,7 @@ class Row:
     key: str
     table: str
     name: str
-    size: GPTSize
+    size: Mapping[str, int]
     global_batch: int
     micro_batch: int
     tensor: int
@@ -97,9 +96,15 @@ def read_rows(folder: Path) -> list[Row]:
     return [_row(r) for r in found if (r["parallel"]["zero_stage"] or 0) == 0 and r["derived"].get("iter_time_s")]
 
 
+_KEYS = {
+    "n_layer": "layers", "n_embd": "hidden", "n_head": "heads", "vocab_size": "vocab", "n_positions": "seq",
+    "n_inner": "ffn",
+}  # fmt: skip
+
+
 def _row(row: dict[str, Any]) -> Row:
     model, batch, parallel = row["model"], row["batch"], row["parallel"]
-    size = GPTSize(model["layers"], model["hidden"], model["heads"], model["vocab"], model["seq"], ffn=model["ffn"])
+    size = {key: int(model[ours]) for key, ours in _KEYS.items()}
     ways = (parallel["tp"], parallel["pp"], parallel["dp"], parallel["vpp"] or 0)
     batches = (batch["global_"], int(batch["micro"]))
     table = row["source"]["table"]
@@ -125,7 +130,8 @@ def job(row: Row) -> Job:
 
 def graph(row: Row) -> Graph:
     """The row's model."""
-    return graph_from_proto(models.build_custom(row.size, batch=1, seq=row.size.positions), name=row.name)
+    size = models.size_of(model_type="gpt2", **row.size)
+    return graph_from_proto(models.build_custom(size, batch=1, seq=row.size["n_positions"]), name=row.name)
 
 
 def megatron_costs(
@@ -166,7 +172,7 @@ def hand_tuned(row: Row) -> Priced:
     )
     plain, verdict = _judged(row, pricer, costs, cluster, what, 1)
     simulated_s, chunks = played_s(plain, verdict), 1
-    layers = row.size.layers // row.pipeline
+    layers = row.size["n_layer"] // row.pipeline
     for each in range(2, layers + 1):
         if layers % each == 0 and row.chunks in (0, each):
             seconds = _interleaved_s(row, pricer, costs, what, each)
@@ -182,7 +188,7 @@ def _judged(
     """Equal numbers of layers a stage, on as many devices as there are stages."""
     blocks, count = pricer.chain.blocks, row.pipeline * chunks
     heads = {layer_of(pricer.chain.graph.nodes[b.nodes[0]].module): i for i, b in reversed([*enumerate(blocks)])}
-    each = row.size.layers // count
+    each = row.size["n_layer"] // count
     bounds = [0, *(heads[f"transformer.h.{k * each}"] for k in range(1, count)), len(blocks)]
     stages = tuple(
         StageChoice(bounds[k], bounds[k + 1], row.data, recompute=True, ranks=row.tensor, sharding=costs.sharding)

@@ -23,7 +23,6 @@ import onnx
 
 import models
 from benchmarks.hand_tuned import span
-from models.gpt import GPTSize
 
 COMMAND = (sys.executable, "-c", "from cli.main import main; main()")
 LAYERS = (12, 24, 48, 96, 192)
@@ -47,7 +46,7 @@ class Case:
         model: a bundled model's name, or an ONNX file.
         hardware, nodes, batch: cluster and global batch.
         options: further ones of `shardplan plan`.
-        size: sizes of a GPT to be built in place of a bundled model.
+        size: layers, width and heads of a GPT to be built in place of a bundled model.
     """
 
     title: str
@@ -56,7 +55,7 @@ class Case:
     nodes: int
     batch: int
     options: tuple[str, ...] = ()
-    size: GPTSize | None = None
+    size: tuple[int, int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,24 +80,21 @@ BIG = (
 
 def growth_with_layers() -> list[Case]:
     """A GPT of width 8192 with more and more layers on 512 A100."""
-    sizes = [GPTSize(layers, 8192, 64, 51200, 2048) for layers in LAYERS]
-    return [Case(f"{s.layers}", f"gpt-{s.layers}", "dgx-a100", 64, 1024, size=s) for s in sizes]
+    return [Case(f"{n}", f"gpt-{n}", "dgx-a100", 64, 1024, size=(n, 8192, 64)) for n in LAYERS]
 
 
 def growth_with_devices() -> list[Case]:
     """A GPT of 24 layers of width 4096 on more and more H100, four samples a device."""
-    size = GPTSize(24, 4096, 32, 51200, 2048)
-    return [Case(f"{n:,}", "gpt-24", "dgx-h100", n // 8, 4 * n, size=size) for n in DEVICES]
+    return [Case(f"{n:,}", "gpt-24", "dgx-h100", n // 8, 4 * n, size=(24, 4096, 32)) for n in DEVICES]
 
 
 def growth_with_axes() -> list[Case]:
     """A GPT of 48 layers of width 8192 on 512 A100, operators shared on certain meshes only."""
-    size = GPTSize(48, 8192, 64, 51200, 2048)
     found = []
     for title, meshes in AXES:
         shapes = ",".join("x".join(map(str, mesh)) for mesh in meshes)
         options = ("--tp", "1") if meshes == ((1,),) else ("--mesh", shapes)
-        found.append(Case(title, "gpt-48", "dgx-a100", 64, 1024, options, size))
+        found.append(Case(title, "gpt-48", "dgx-a100", 64, 1024, options, (48, 8192, 64)))
     return found
 
 
@@ -127,10 +123,14 @@ def _model(case: Case, folder: Path) -> Path:
         return Path(case.model)
     path = folder / f"{case.model}.onnx"
     if not path.exists():
-        size = case.size
-        built = models.build_custom(size, batch=1, seq=size.positions, name=case.model) if size else None
-        onnx.save(built or models.build(case.model), str(path))
+        onnx.save(_gpt(case.model, *case.size) if case.size else models.build(case.model), str(path))
     return path
+
+
+def _gpt(name: str, layers: int, hidden: int, heads: int) -> onnx.ModelProto:
+    """A GPT of 51,200 words and 2,048 positions."""
+    sizes = {"n_layer": layers, "n_embd": hidden, "n_head": heads, "vocab_size": 51200, "n_positions": 2048}
+    return models.build_custom(models.size_of(model_type="gpt2", **sizes), batch=1, seq=2048, name=name)
 
 
 def shape(plan: dict[str, Any]) -> str:

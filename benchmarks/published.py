@@ -21,7 +21,6 @@ import models
 import planner
 from benchmarks.classes import COMPOSED, cell_rows, class_rows, measured_errors, ranking_rows, write_errors
 from benchmarks.runs import SINGLE_NODE, Run, read_runs
-from models.gpt import GPTSize
 
 BASELINE_SHARE = 0.5
 VOCAB_PART = 128
@@ -104,11 +103,13 @@ def graph_of(run: Run) -> planner.Graph:
     """The model of a run, its vocabulary padded."""
     part = run.ranks * VOCAB_PART
     vocab = run.vocab if run.ranks == 1 else -(-run.vocab // part) * part
-    return _built(GPTSize(run.layers, run.hidden, run.heads, vocab, run.seq, ffn=run.ffn), run.micro_batch, run.seq)
+    return _built(run.layers, run.hidden, run.heads, vocab, run.ffn, run.micro_batch, run.seq)
 
 
 @functools.lru_cache(maxsize=64)
-def _built(size: GPTSize, batch: int, seq: int) -> planner.Graph:
+def _built(layers: int, hidden: int, heads: int, vocab: int, ffn: int, batch: int, seq: int) -> planner.Graph:
+    sizes = {"n_layer": layers, "n_embd": hidden, "n_head": heads, "vocab_size": vocab, "n_inner": ffn}
+    size = models.size_of(model_type="gpt2", n_positions=seq, **sizes)
     return planner.graph_from_proto(models.build_custom(size, batch=batch, seq=seq), name="run")
 
 

@@ -177,15 +177,14 @@ def build_config(
     return _built(name, configuration, batch, seq, usual, ""), tuple(notes)
 
 
-def size_of(**config: Any) -> object:  # noqa: ANN401
-    """Sizes of a configuration, as `build_custom` takes them: `size_of(model_type="llama", hidden_size=64, ...)`.
+def size_of(**config: Any) -> ModelConfiguration:  # noqa: ANN401
+    """A configuration as `build_custom` takes it: `size_of(model_type="llama", hidden_size=64, ...)`.
 
     Raises:
         ModelBuildError: no or an unknown `model_type`.
-        ModelBuildError: required keys are missing, or sizes make no sense.
+        ModelBuildError: required keys are missing, or have values of the wrong type.
     """
-    configuration = understand(config, model_types(), ())
-    return configuration.model_type.size(configuration.values)
+    return understand(config, model_types(), ())
 
 
 def _built(
@@ -196,16 +195,22 @@ def _built(
     kind = configuration.model_type
     max_seq = configuration.values[kind.positions] if kind.positions else None
     length = _sequence(name, usual, max_seq, seq)
-    return build_custom(kind.size(configuration.values), batch=batch, seq=length, name=name, source=source)
+    return build_custom(configuration, batch=batch, seq=length, name=name, source=source)
 
 
 def build_custom(
-    size: object, *, batch: int = 1, seq: int = 0, name: str = "custom", seed: int | None = None, source: str = ""
+    configuration: ModelConfiguration,
+    *,
+    batch: int = 1,
+    seq: int = 0,
+    name: str = "custom",
+    seed: int | None = None,
+    source: str = "",
 ) -> onnx.ModelProto:
-    """Build a model of any size; `size_of` makes one from configuration keys, `models.gpt.GPTSize(...)` from sizes.
+    """Build a model of any size.
 
     Args:
-        size: an instance of a builder's size class.
+        configuration: as `size_of` makes it.
         batch: samples in one forward pass.
         seq: sequence length, for families that read one.
         name: name of the graph.
@@ -213,13 +218,11 @@ def build_custom(
         source: where the sizes come from, written into the file.
 
     Raises:
-        TypeError: `size` is not of a builder's size class.
+        ModelBuildError: sizes make no sense together.
     """
-    module = importlib.import_module(type(size).__module__)
-    if not module.__name__.startswith(f"{__name__}.") or not hasattr(module, "construct"):
-        raise TypeError(f"{type(size).__name__} is no size of a bundled family")
-    g = GraphBuilder(name, opset=module.OPSET, source=source, seed=seed)
-    module.construct(size, g, batch, seq)
+    kind = configuration.model_type
+    g = GraphBuilder(name, opset=kind.opset, source=source, seed=seed)
+    kind.build(configuration.values, g, batch, seq)
     return g.finish()
 
 

@@ -5,14 +5,19 @@ from __future__ import annotations
 import difflib
 import functools
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ._graph import GraphBuilder
+
 Config = Mapping[str, Any]
 """A configuration with a value for every key of its type."""
+
+Build = Callable[[Config, GraphBuilder, int, int], None]
+"""Adds the model of a configuration to a graph, for a batch and a sequence length (0 where it reads no sequence)."""
 
 
 class ModelBuildError(ValueError):
@@ -75,31 +80,16 @@ class Key:
     count: int = 0
 
 
-def required(kind: type = int) -> Key:
-    """A key that a configuration must have."""
-    return Key(kind, required=True)
+def named(c: Config, key: str, known: Collection[str]) -> str:
+    """The value of a key, one of some names.
 
-
-def sized(key: str, entry: Key | None = None, *, default: Any = MISSING) -> Any:  # noqa: ANN401
-    """A field of a size class that a key of configurations sets.
-
-    Args:
-        key: name of the key.
-        entry: what the key may be; a required number, or by the default if there is one.
-        default: of the field.
+    Raises:
+        ModelBuildError: it is none of them.
     """
-    plain = required() if default is MISSING else Key(type(default), default)
-    return field(default=default, metadata={"key": key, "entry": entry or plain})
-
-
-def keys_of(size: type) -> dict[str, Key]:
-    """The keys that set the fields of a size class (`sized`), by name."""
-    return {own.metadata["key"]: own.metadata["entry"] for own in fields(size) if own.metadata}
-
-
-def size_from(size: type, c: Config, **others: Any) -> Any:  # noqa: ANN401
-    """The sizes of a configuration: fields with a key have its value, `others` the values given."""
-    return size(**{own.name: c[own.metadata["key"]] for own in fields(size) if own.metadata} | others)
+    name: str = c[key]
+    if name not in known:
+        raise ModelBuildError(f"{key} {name!r} is not known", f"known: {', '.join(known)}")
+    return name
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +99,16 @@ class ModelType:
     Attributes:
         family: family that its models are listed under.
         keys: keys that its configurations may have, by name.
-        size: turns a configuration with a value for every key into the size class of the builder's module.
+        build: adds the model of a configuration with a value for every key to a graph.
+        opset: version of the operator set that its graphs need at least.
         positions: key of the size of its position table; "" if it has none.
         reads_sequence: True if the model reads a sequence of any length.
     """
 
     family: str
     keys: Mapping[str, Key]
-    size: Callable[[Config], object]
+    build: Build
+    opset: int
     positions: str = ""
     reads_sequence: bool = True
 
@@ -152,31 +144,32 @@ def _tables() -> Mapping[str, Any]:
     return tomllib.loads((Path(__file__).parent / "types.toml").read_text(encoding="utf-8"))
 
 
-def typed(sizes: Mapping[str, Callable[[Config], object]], *size_classes: type) -> dict[str, ModelType]:
-    """Model types with the keys that `types.toml` and some size classes give them.
+def typed(builders: Mapping[str, Build], opset: int) -> dict[str, ModelType]:
+    """Model types with the keys that `types.toml` gives them.
 
     Args:
-        sizes: by model type, what turns a configuration into the builder's size class.
-        size_classes: classes whose fields (`sized`) keys of all these types set.
+        builders: by model type, what builds it.
+        opset: version of the operator set that their graphs need at least.
     """
-    of_classes = {key: entry for size_class in size_classes for key, entry in keys_of(size_class).items()}
     types = {}
-    for name, size in sizes.items():
+    for name, build in builders.items():
         of_table, facts = _facts_of(name)
-        keys, named = {**of_classes, **of_table}, facts["named"]
+        keys, named = dict(of_table), facts["named"]
         for key, ours in named.items():
             if key not in keys:
                 keys[key] = keys[ours[0]]
             keys = {other: entry for other, entry in keys.items() if other == key or other not in ours}
         about = {fact: value for fact, value in facts.items() if fact != "named"}
-        types[name] = ModelType(keys=keys, size=partial(_renamed, size, named), **about)
+        types[name] = ModelType(keys=keys, build=partial(_renamed, build, named), opset=opset, **about)
     return types
 
 
-def _renamed(size: Callable[[Config], object], named: Mapping[str, Iterable[str]], c: Config) -> object:
-    """The size class of a configuration that has its own names for some keys."""
+def _renamed(
+    build: Build, named: Mapping[str, Iterable[str]], c: Config, g: GraphBuilder, batch: int, seq: int
+) -> None:
+    """Build a configuration that has its own names for some keys."""
     ours = {our: c[key] for key, names in named.items() for our in names}
-    return size({key: value for key, value in c.items() if key not in named} | ours)
+    build({key: value for key, value in c.items() if key not in named} | ours, g, batch, seq)
 
 
 MOST_LAYERS = 10_000

@@ -9,21 +9,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from enum import StrEnum
 
 from . import _layers as layers
 from . import _ops as ops
 from ._graph import ElementType, GraphBuilder, Value
 from ._layers import Activation
-
-
-class Dispatch(StrEnum):
-    """How tokens reach their experts."""
-
-    EINSUM = "einsum"
-    """One-hot matrix products with a [tokens, experts * capacity] matrix, as GShard and Switch do on TPUs."""
-    GATHER = "gather"
-    """Rows gathered by index: no multiplications."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +24,9 @@ class MoE:
         experts: number of experts.
         top_k: experts a token is sent to.
         capacity_factor: places of an expert over the tokens it would get under perfect balance.
-        every: every `every`-th block has experts, the others a dense feed-forward layer.
         renormalise: make the gate's weights of the chosen experts sum to 1.
-        dispatch: how tokens reach their experts.
+        one_hot: tokens reach their experts by products with a one-hot matrix [tokens, experts * capacity], as GShard
+            and Switch do on TPUs; else rows are gathered by index, without multiplications.
         gated: experts are gated (two inner matrices, kept as one) instead of plain.
         sigmoid: the gate scores each expert on its own by a sigmoid, instead of all by a softmax.
         correction: a bias on the scores that choose experts, not on their weights; balances load without a loss
@@ -49,9 +39,8 @@ class MoE:
     experts: int
     top_k: int
     capacity_factor: float = 1.0
-    every: int = 1
     renormalise: bool = True
-    dispatch: Dispatch = Dispatch.GATHER
+    one_hot: bool = False
     gated: bool = False
     sigmoid: bool = False
     correction: bool = False
@@ -62,10 +51,6 @@ class MoE:
     def capacity(self, tokens: int) -> int:
         """Places of an expert for a group of that many tokens."""
         return max(1, math.ceil(self.top_k * tokens * self.capacity_factor / self.experts))
-
-    def is_sparse(self, layer: int) -> bool:
-        """True if the block of that index (from 0) has experts."""
-        return layer % self.every == self.every - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +80,7 @@ def mixture(g: GraphBuilder, x: Value, moe: MoE, ffn: int, activation: Activatio
 def _dispatched(g: GraphBuilder, x: Value, routing: _Routing, moe: MoE, ffn: int, activation: Activation) -> Value:
     """Send tokens [b, s, width] to their experts; for each token the weighted sum of the results."""
     capacity = moe.capacity(x.shape[1])
-    if moe.dispatch is Dispatch.EINSUM:
+    if moe.one_hot:
         dispatch, combine = _einsum_matrices(g, routing, moe, capacity)
         rows = ops.matmul(g, ops.transpose(g, dispatch, (0, 2, 1)), x)
         return ops.matmul(g, combine, _experts(g, rows, moe, capacity, ffn, activation))

@@ -25,37 +25,28 @@ and values, or both inner matrices, into one weight (Phi-3, Falcon) are written 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from ._config import Config, ModelBuildError, size_from, typed
+from ._config import Build, Config, ModelBuildError, named, typed
 from ._decoder import (
     NORMS,
+    OPSET,
     Branch,
-    DecoderSize,
-    Experts,
-    FeedForward,
+    Decoder,
     Layer,
-    ParallelFeeds,
     Sublayer,
+    construct,
+    experts,
+    feed_forward,
+    parallel_feeds,
     transformer_layer,
 )
-from ._layers import ACTIVATIONS, NORMALISATIONS
-from ._mixers import Attention, DeltaNet, LatentAttention, Mamba2, Rotary
+from ._layers import ACTIVATIONS
+from ._mixers import Attention, LatentAttention, Rotary, delta_net, mamba2
 from ._moe import MoE
-
-
-def named(c: Config, key: str, known: Collection[str]) -> str:
-    """The value of a key, one of some names.
-
-    Raises:
-        ModelBuildError: it is none of them.
-    """
-    name: str = c[key]
-    if name not in known:
-        raise ModelBuildError(f"{key} {name!r} is not known", f"known: {', '.join(known)}")
-    return name
 
 
 def activation(c: Config, key: str = "hidden_act") -> str:
@@ -101,25 +92,11 @@ def attention_of(c: Config, **changes: Any) -> Attention:  # noqa: ANN401
     return Attention(**(fields | changes))
 
 
-def feed_forward_of(c: Config) -> FeedForward:
+def feed_forward_of(c: Config) -> Sublayer:
     """The feed-forward layer of a configuration, four times as wide as the hidden state if it does not say."""
     width = c["intermediate_size"] or 4 * c["hidden_size"]
-    return FeedForward(width, activation(c), c.get("gated_mlp", True), c.get("mlp_bias", False))
-
-
-def decoder_of(c: Config, layers: tuple[Layer, ...], **changes: Any) -> DecoderSize:  # noqa: ANN401
-    """A decoder of these layers, with the sizes that all configurations share; `changes` replaces fields."""
-    fields = {
-        "epsilon": float(c["rms_norm_eps"]),
-        "tied": c["tie_word_embeddings"],
-        "norm": named({"norm_type": "rms_norm", **c}, "norm_type", NORMALISATIONS),
-        "parallel": c.get("use_parallel_residual", False),
-        "head_bias": c.get("lm_head_bias", False),
-        "embedding_scale": c.get("embedding_multiplier", 1.0),
-        "residual_scale": c.get("residual_multiplier", 1.0),
-        "logits_scale": c.get("logit_scale", 1.0) / c.get("logits_scaling", 1.0),
-    }
-    return DecoderSize(c["hidden_size"], c["vocab_size"], layers, **(fields | changes))
+    form = {"gated": c.get("gated_mlp", True), "bias": c.get("mlp_bias", False)}
+    return partial(feed_forward, ffn=width, activation=activation(c), **form)
 
 
 def kinds_of_layers(c: Config, kinds: Collection[str], every: int) -> tuple[bool, ...]:
@@ -173,16 +150,14 @@ def stacked(
     feeds: Sequence[Sublayer],
     attention: Attention | None = None,
     near: Attention | None = None,
-    **changes: Any,  # noqa: ANN401
-) -> DecoderSize:
-    """A decoder of attention and the given feed-forward blocks, one a layer.
+) -> tuple[Layer, ...]:
+    """Layers of attention and the given feed-forward blocks, one each.
 
     Args:
         c: the configuration.
         feeds: the feed-forward block of each layer.
         attention: attention of all layers; by default the configuration's.
         near: attention of the layers with a window, which is added; by default that of the others.
-        changes: replaced fields of the decoder.
     """
     attention = attention or attention_of(c)
     near = replace(near or attention, window=c.get("sliding_window") or 0)
@@ -195,105 +170,115 @@ def stacked(
         if not is_rotated or (not is_local and c.get("rope_in_windows_only")):
             mixer = replace(mixer, rotary=None)
         layers.append(transformer_layer(mixer, feed, norms=norms))
-    return decoder_of(c, tuple(layers), **changes)
+    return tuple(layers)
 
 
-def _dense(c: Config) -> DecoderSize:
-    return stacked(c, (feed_forward_of(c),) * c["num_hidden_layers"])
+def _dense(c: Config) -> Decoder:
+    return Decoder(c, stacked(c, (feed_forward_of(c),) * c["num_hidden_layers"]))
 
 
-def _sparse(c: Config) -> DecoderSize:
+def _sparse(c: Config) -> Decoder:
     """Experts in every layer, or those that `sparse_layers` chooses."""
-    return stacked(c, sparse_layers(c, feed_forward_of(c), _experts_of(c)))
+    return Decoder(c, stacked(c, sparse_layers(c, feed_forward_of(c), _experts_of(c))))
 
 
-def _experts_of(c: Config) -> Experts:
+def _mixture(act: str, moe: MoE, width: int, shared: int = 0, *, gated: bool = True, gate: bool = False) -> Sublayer:
+    """Experts of a width, and one beside them that every token takes if it has a width; `gate` scales it."""
+    beside = partial(feed_forward, ffn=shared, activation=act, gated=gated) if shared else None
+    return partial(experts, moe=moe, ffn=width, activation=act, shared_expert=beside, shared_gate=gate)
+
+
+def _experts_of(c: Config) -> Sublayer:
     """The experts of a configuration; a shared one beside them if it has a width."""
     moe = MoE(c["num_experts"], c["num_experts_per_tok"], gated=True, renormalise=c["norm_topk_prob"])
-    shared = c.get("shared_expert_intermediate_size")
-    beside = FeedForward(shared, activation(c)) if shared else None
-    return Experts(moe, c["moe_intermediate_size"], activation(c), beside, c.get("shared_expert_gate", False))
+    shared, gate = c.get("shared_expert_intermediate_size") or 0, c.get("shared_expert_gate", False)
+    return _mixture(activation(c), moe, c["moe_intermediate_size"], shared, gate=gate)
 
 
-def sparse_layers(c: Config, dense: FeedForward | Experts, sparse: Experts) -> tuple[FeedForward | Experts, ...]:
+def sparse_layers(c: Config, dense: Sublayer, sparse: Sublayer) -> tuple[Sublayer, ...]:
     """The feed-forward block of each layer: experts in every `decoder_sparse_step`-th, except in `mlp_only_layers`."""
     step, only = c["decoder_sparse_step"], set(c["mlp_only_layers"])
     return tuple(sparse if i not in only and (i + 1) % step == 0 else dense for i in range(c["num_hidden_layers"]))
 
 
-def _gpt_oss(c: Config) -> DecoderSize:
+def _gpt_oss(c: Config) -> Decoder:
     moe = MoE(c["num_local_experts"], c["num_experts_per_tok"], gated=True, bias=True)
-    feeds = (Experts(moe, c["intermediate_size"], activation(c)),) * c["num_hidden_layers"]
-    return stacked({**c, "sliding_window_pattern": 2}, feeds, attention_of(c, sinks=True))
+    feeds = (_mixture(activation(c), moe, c["intermediate_size"]),) * c["num_hidden_layers"]
+    return Decoder(c, stacked({**c, "sliding_window_pattern": 2}, feeds, attention_of(c, sinks=True)))
 
 
-def _llama4(c: Config) -> DecoderSize:
+def _llama4(c: Config) -> Decoder:
     width, act, step = c["intermediate_size"], activation(c), c["interleave_moe_layer_step"]
     moe = MoE(c["num_local_experts"], c["num_experts_per_tok"], gated=True, renormalise=False, sigmoid=True)
-    experts = Experts(moe, width, act, FeedForward(width, act))
-    dense = FeedForward(c["intermediate_size_mlp"], act)
+    mixture = _mixture(act, moe, width, width)
+    dense = partial(feed_forward, ffn=c["intermediate_size_mlp"], activation=act)
     attention = attention_of(c)
     near = replace(attention, window=c["attention_chunk_size"] or 0, qk_norm=False, qk_unit=c["use_qk_norm"])
     far = replace(attention, qk_norm=False, rotary=None)
     layers, sparse = [], c["moe_layers"]
     for i, is_rotated in enumerate(rotated_layers(c)):
         is_sparse = i in sparse if sparse is not None else (i + 1) % step == 0
-        layers.append(transformer_layer(near if is_rotated else far, experts if is_sparse else dense))
-    return decoder_of(c, tuple(layers))
+        layers.append(transformer_layer(near if is_rotated else far, mixture if is_sparse else dense))
+    return Decoder(c, tuple(layers))
 
 
-def _qwen3_next(c: Config) -> DecoderSize:
-    experts = _experts_of({**c, "shared_expert_gate": True})
+def _qwen3_next(c: Config) -> Decoder:
+    mixture = _experts_of({**c, "shared_expert_gate": True})
     attention = attention_of(c, qk_norm=True, gated=True)
-    scan = size_from(DeltaNet, c)
+    scan = partial(
+        delta_net,
+        key_heads=c["linear_num_key_heads"],
+        value_heads=c["linear_num_value_heads"],
+        key_dim=c["linear_key_head_dim"],
+        value_dim=c["linear_value_head_dim"],
+        kernel=c["linear_conv_kernel_dim"],
+    )
     layers = tuple(
         transformer_layer(scan, block, name="linear_attn") if scans else transformer_layer(attention, block)
         for scans, block in zip(
             kinds_of_layers(c, ("linear_attention",), c["full_attention_interval"]),
-            sparse_layers(c, feed_forward_of(c), experts),
+            sparse_layers(c, feed_forward_of(c), mixture),
             strict=True,
         )
     )
-    return decoder_of(c, layers)
+    return Decoder(c, layers)
 
 
-def _falcon(c: Config) -> DecoderSize:
+def _falcon(c: Config) -> Decoder:
     new = c["new_decoder_architecture"]
     kv_heads = c["num_kv_heads"] if new else 1 if c["multi_query"] else c["num_attention_heads"]
     norms = "before" if new and c["num_ln_in_parallel_attn"] != 1 else "shared"
     return _dense({**c, "num_key_value_heads": kv_heads, "norms": norms})
 
 
-def _gemma(
-    c: Config, attention: Attention | None = None, near: Attention | None = None, cap: float = 0.0
-) -> DecoderSize:
-    dense = FeedForward(c["intermediate_size"], activation(c, "hidden_activation"))
-    feeds: Sequence[Sublayer] = (dense,) * c["num_hidden_layers"]
+def _gemma(c: Config, attention: Attention | None = None, near: Attention | None = None) -> Decoder:
+    act = activation(c, "hidden_activation")
+    feed: Sublayer = partial(feed_forward, ffn=c["intermediate_size"], activation=act)
     if c.get("enable_moe_block"):
-        experts = Experts(MoE(c["num_experts"], c["top_k_experts"], gated=True), c["moe_intermediate_size"])
-        feeds = (ParallelFeeds(dense, replace(experts, activation=dense.activation)),) * len(feeds)
+        mixture = _mixture(act, MoE(c["num_experts"], c["top_k_experts"], gated=True), c["moe_intermediate_size"])
+        feed = partial(parallel_feeds, dense=feed, sparse=mixture)
         c = {**c, "norms": "inside"}
-    return stacked(c, feeds, attention, near, embedding_scale=math.sqrt(c["hidden_size"]), softcap=cap)
+    layers = stacked(c, (feed,) * c["num_hidden_layers"], attention, near)
+    return Decoder({**c, "embedding_multiplier": math.sqrt(c["hidden_size"])}, layers)
 
 
-def _gemma1(c: Config) -> DecoderSize:
+def _gemma1(c: Config) -> Decoder:
     return _gemma({**c, "layer_types": None})
 
 
-def _gemma2(c: Config) -> DecoderSize:
+def _gemma2(c: Config) -> Decoder:
     scale, cap = c["query_pre_attn_scalar"] ** -0.5, float(c["attn_logit_softcapping"] or 0.0)
     attention = attention_of(c, scale=scale, softcap=cap)
-    c = {**c, "norms": "both", "sliding_window_pattern": 2}
-    return _gemma(c, attention, cap=float(c["final_logit_softcapping"] or 0.0))
+    return _gemma({**c, "norms": "both", "sliding_window_pattern": 2}, attention)
 
 
-def _gemma3(c: Config) -> DecoderSize:
+def _gemma3(c: Config) -> Decoder:
     attention = attention_of(c, qk_norm=True, scale=c["query_pre_attn_scalar"] ** -0.5)
     near = replace(attention, rotary=Rotary(float(c["rope_local_base_freq"]), head_width(c)))
     return _gemma({**c, "norms": "both"}, attention, near)
 
 
-def _gemma4(c: Config) -> DecoderSize:
+def _gemma4(c: Config) -> Decoder:
     for key in ("num_kv_shared_layers", "hidden_size_per_layer_input"):
         if c[key]:
             raise ModelBuildError(f"{key} is {c[key]}", "layers that read keys or words of others: export the model")
@@ -302,29 +287,31 @@ def _gemma4(c: Config) -> DecoderSize:
     width, kv_heads = c["global_head_dim"], c["num_global_key_value_heads"] if shared else None
     rotary = Rotary(c["rope_theta"], int(width * c["partial_rotary_factor"]))
     sizes = {"head_dim": width, "kv_heads": kv_heads or near.kv_heads, "rotary": rotary, "keys_as_values": shared}
-    return _gemma({**c, "norms": "both"}, attention_of(c, **sizes, **same), near, float(c["final_logit_softcapping"]))
+    return _gemma({**c, "norms": "both"}, attention_of(c, **sizes, **same), near)
 
 
-def _dealt_feeds(c: Config) -> tuple[FeedForward | Experts, ...]:
+def _dealt_feeds(c: Config) -> tuple[Sublayer, ...]:
     """The feed-forward block of each layer: experts in every so-many-th from a first one on."""
     dense, sparse, first, step = feed_forward_of(c), _routed_experts(c), c["first_k_dense_replace"], c["moe_layer_freq"]
     return tuple(sparse if i >= first and i % step == 0 else dense for i in range(c["num_hidden_layers"]))
 
 
-def _latent(c: Config) -> DecoderSize:
-    attention = size_from(LatentAttention, c, rotary=Rotary(float(c["rope_theta"]), c["qk_rope_head_dim"]))
+def _latent(c: Config) -> Decoder:
+    rotary = Rotary(float(c["rope_theta"]), c["qk_rope_head_dim"])
+    sizes = ("num_attention_heads", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "v_head_dim", "attention_bias")
+    attention = LatentAttention(rotary, *(c[key] for key in sizes))
     layers = tuple(transformer_layer(attention, feed) for feed in _dealt_feeds(c))
     predictor = (transformer_layer(attention, _routed_experts(c)),)
-    return decoder_of(c, layers, predictors=(predictor,) * c["num_nextn_predict_layers"])
+    return Decoder(c, layers, (predictor,) * c["num_nextn_predict_layers"])
 
 
-def _grouped(c: Config) -> DecoderSize:
+def _grouped(c: Config) -> Decoder:
     """Grouped-query attention in place of latent attention."""
-    predictor = stacked({**c, "num_hidden_layers": 1, "layer_types": None}, (_routed_experts(c),)).layers
-    return stacked(c, _dealt_feeds(c), predictors=(predictor,) * c["num_nextn_predict_layers"])
+    predictor = stacked({**c, "num_hidden_layers": 1, "layer_types": None}, (_routed_experts(c),))
+    return Decoder(c, stacked(c, _dealt_feeds(c)), (predictor,) * c["num_nextn_predict_layers"])
 
 
-def _routed_experts(c: Config) -> Experts:
+def _routed_experts(c: Config) -> Sublayer:
     if c["scoring_func"] not in ("sigmoid", "softmax", "noaux_tc"):
         raise ModelBuildError(f"scoring_func {c['scoring_func']!r} is not known", "known: sigmoid, softmax")
     moe = MoE(
@@ -337,19 +324,19 @@ def _routed_experts(c: Config) -> Experts:
         scale=float(c["routed_scaling_factor"]),
     )
     width = c["moe_intermediate_size"]
-    shared = FeedForward(width * c["n_shared_experts"], activation(c)) if c["n_shared_experts"] else None
-    return Experts(moe, width, activation(c), shared)
+    return _mixture(activation(c), moe, width, width * (c["n_shared_experts"] or 0))
 
 
 def _blocks_by_letter(c: Config) -> Mapping[str, Sublayer]:
     """The block that each letter of the pattern stands for."""
     act = activation(c, "mlp_hidden_act")
-    mamba = size_from(Mamba2, c, bias=c["mamba_proj_bias"] or c["use_bias"])
+    mamba = _mamba_of(c, bias=c["mamba_proj_bias"] or c["use_bias"])
     width = head_width({**c, "head_dim": c["head_dim"] or c["attention_head_dim"]})
     attention = attention_of(c, head_dim=width)
     blocks: dict[str, Sublayer] = {"M": mamba, "*": attention}
     if c["intermediate_size"]:
-        blocks["-"] = FeedForward(c["intermediate_size"], act, gated=False, bias=c["mlp_bias"])
+        form = {"gated": False, "bias": c["mlp_bias"]}
+        blocks["-"] = partial(feed_forward, ffn=c["intermediate_size"], activation=act, **form)
     if c["n_routed_experts"] and c["moe_intermediate_size"]:
         moe = MoE(
             c["n_routed_experts"],
@@ -361,9 +348,22 @@ def _blocks_by_letter(c: Config) -> Mapping[str, Sublayer]:
             latent=c["moe_latent_size"] or 0,
         )
         width = c["moe_shared_expert_intermediate_size"] * c["n_shared_experts"]
-        shared = FeedForward(width, act, gated=False) if width else None
-        blocks["E"] = Experts(moe, c["moe_intermediate_size"], act, shared)
+        blocks["E"] = _mixture(act, moe, c["moe_intermediate_size"], width, gated=False)
     return blocks
+
+
+def _mamba_of(c: Config, *, bias: bool) -> Sublayer:
+    return partial(
+        mamba2,
+        heads=c["mamba_num_heads"],
+        head_dim=c["mamba_head_dim"],
+        state=c["ssm_state_size"],
+        groups=c["n_groups"],
+        kernel=c["conv_kernel"],
+        chunk=c["chunk_size"],
+        bias=bias,
+        conv_bias=c["use_conv_bias"],
+    )
 
 
 def _layers_of_pattern(pattern: str, blocks: Mapping[str, Sublayer]) -> tuple[Layer, ...]:
@@ -377,7 +377,7 @@ def _layers_of_pattern(pattern: str, blocks: Mapping[str, Sublayer]) -> tuple[La
     return tuple((Branch("norm", "mixer", blocks[letter]),) for letter in pattern)
 
 
-def _nemotron_h(c: Config) -> DecoderSize:
+def _nemotron_h(c: Config) -> Decoder:
     blocks, pattern = _blocks_by_letter(c), c["hybrid_override_pattern"].replace("|", "")
     if len(pattern) != c["num_hidden_layers"]:
         raise ModelBuildError(
@@ -385,17 +385,13 @@ def _nemotron_h(c: Config) -> DecoderSize:
             "give one letter for each layer",
         )
     predictors = (c["mtp_hybrid_override_pattern"],) * c["num_nextn_predict_layers"]
-    return decoder_of(
-        c,
-        _layers_of_pattern(pattern, blocks),
-        predictors=tuple(_layers_of_pattern(part, blocks) for part in predictors),
-        one_predictor=c["mtp_use_repeated_layer"],
-    )
+    stacks = tuple(_layers_of_pattern(part, blocks) for part in predictors)
+    return Decoder(c, _layers_of_pattern(pattern, blocks), stacks)
 
 
-def _mamba2(c: Config) -> DecoderSize:
-    layer = (Branch("norm", "mixer", size_from(Mamba2, c, bias=c["use_bias"])),)
-    return decoder_of({**c, "rms_norm_eps": c["layer_norm_epsilon"]}, (layer,) * c["num_hidden_layers"])
+def _mamba2(c: Config) -> Decoder:
+    layer = (Branch("norm", "mixer", _mamba_of(c, bias=c["use_bias"])),)
+    return Decoder(c, (layer,) * c["num_hidden_layers"])
 
 
 _DENSE = (
@@ -404,12 +400,27 @@ _DENSE = (
     "stablelm", "starcoder2", "nemotron",
 )  # fmt: skip
 _SPARSE = ("mixtral", "phimoe", "qwen2_moe", "qwen3_moe", "qwen3_vl_moe", "olmoe", "granitemoe", "granitemoeshared")
-MODEL_TYPES = {
-    **typed(dict.fromkeys(_DENSE, _dense) | dict.fromkeys(_SPARSE, _sparse) | {"falcon": _falcon}),
-    **typed({"gpt_oss": _gpt_oss, "llama4_text": _llama4, "llama4": _llama4}),
-    **typed({"qwen3_next": _qwen3_next}, DeltaNet),
-    **typed({"gemma": _gemma1, "gemma2": _gemma2, "gemma3_text": _gemma3, "gemma3": _gemma3, "gemma4": _gemma4}),
-    **typed(dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2"), _latent), LatentAttention),
-    **typed(dict.fromkeys(("glm4_moe", "dots1", "minimax_m2", "ernie4_5_moe"), _grouped)),
-    **typed({"nemotron_h": _nemotron_h, "mamba2": _mamba2}, Mamba2),
+
+
+def _built(family: Callable[[Config], Decoder]) -> Build:
+    """What builds the decoder that a family makes of a configuration."""
+    return lambda c, g, batch, seq: construct(family(c), g, batch, seq)
+
+
+_FAMILIES: Mapping[str, Callable[[Config], Decoder]] = {
+    **dict.fromkeys(_DENSE, _dense),
+    **dict.fromkeys(_SPARSE, _sparse),
+    "falcon": _falcon,
+    "gpt_oss": _gpt_oss,
+    **dict.fromkeys(("llama4_text", "llama4"), _llama4),
+    "qwen3_next": _qwen3_next,
+    "gemma": _gemma1,
+    "gemma2": _gemma2,
+    **dict.fromkeys(("gemma3_text", "gemma3"), _gemma3),
+    "gemma4": _gemma4,
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2"), _latent),
+    **dict.fromkeys(("glm4_moe", "dots1", "minimax_m2", "ernie4_5_moe"), _grouped),
+    "nemotron_h": _nemotron_h,
+    "mamba2": _mamba2,
 }
+MODEL_TYPES = typed({name: _built(family) for name, family in _FAMILIES.items()}, OPSET)

@@ -6,54 +6,45 @@ connected layers turn the products into one logit. Weights have the names of the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from . import _layers as layers
 from . import _ops as ops
-from ._config import Config, ModelBuildError, required, size_from, sized, typed
+from ._config import Config, ModelBuildError, typed
 from ._graph import ElementType, GraphBuilder, Value
 
 OPSET = 20
 
 
-@dataclass(frozen=True, slots=True)
-class DLRMSize:
-    """Sizes of a DLRM.
+def construct(c: Config, g: GraphBuilder, batch: int, seq: int) -> None:
+    """Add a DLRM of dense features [batch, 13] and categorical ones [batch, tables]; it ends at a logit [batch, 1].
 
-    Attributes:
-        tables: rows of each embedding table.
-        width: width of an embedding row.
-        bottom: widths of the layers on the dense features; the last is `width`.
-        top: widths of the layers on the products; the last is 1.
-        dense: number of dense features.
+    `bottom` are the widths of the layers on the dense features, `top` those on the products.
+
+    Raises:
+        ModelBuildError: there is no table, or the layers do not end at a row's width and at 1.
     """
-
-    tables: tuple[int, ...] = sized("tables", required(list))
-    width: int = sized("width")
-    bottom: tuple[int, ...] = sized("bottom", required(list))
-    top: tuple[int, ...] = sized("top", required(list))
-    dense: int = sized("dense", default=13)
-
-
-def construct(size: DLRMSize, g: GraphBuilder, batch: int, seq: int) -> None:
-    """Add a DLRM of dense features [batch, 13] and categorical ones [batch, tables]; it ends at a logit [batch, 1]."""
-    dense = g.input("dense", (batch, size.dense))
-    sparse = g.input("sparse", (batch, len(size.tables)), ElementType.INT64)
+    tables, width = c["tables"], c["width"]
+    if not tables or c["bottom"][-1:] != [width] or c["top"][-1:] != [1]:
+        raise ModelBuildError(
+            f"tables of width {width} with layers {c['bottom']} and {c['top']}",
+            "give at least one table, bottom layers that end at its width, and top layers that end at 1",
+        )
+    dense = g.input("dense", (batch, c["dense"]))
+    sparse = g.input("sparse", (batch, len(tables)), ElementType.INT64)
     with g.scope("bot_l"):
-        x = _mlp(g, dense, size.bottom, last_relu=True)
+        x = _mlp(g, dense, c["bottom"], last_relu=True)
     rows = [x]
     with g.scope("emb_l"):
-        for table, count in enumerate(size.tables):
+        for table, count in enumerate(tables):
             with g.scope(str(table)):
                 index = ops.gather(g, sparse, g.constant(table), axis=1)
-                rows.append(ops.gather(g, g.parameter("weight", (count, size.width)), index))
+                rows.append(ops.gather(g, g.parameter("weight", (count, width)), index))
     with g.scope("interact"):
-        features = _interactions(g, rows, size.width)
+        features = _interactions(g, rows, width)
     with g.scope("top_l"):
-        g.output(_mlp(g, ops.concat(g, (x, features), 1), size.top, last_relu=False))
+        g.output(_mlp(g, ops.concat(g, (x, features), 1), c["top"], last_relu=False))
 
 
-def _mlp(g: GraphBuilder, x: Value, widths: tuple[int, ...], *, last_relu: bool) -> Value:
+def _mlp(g: GraphBuilder, x: Value, widths: list[int], *, last_relu: bool) -> Value:
     """Fully connected layers with ReLU between them; linear layers take even indices."""
     for index, width in enumerate(widths):
         x = layers.linear(g, x, width, str(2 * index))
@@ -72,13 +63,4 @@ def _interactions(g: GraphBuilder, rows: list[Value], width: int) -> Value:
     return ops.gather(g, ops.reshape(g, products, (0, count * count)), g.constant(lower), axis=1)
 
 
-def _size(c: Config) -> object:
-    if not c["tables"] or c["bottom"][-1:] != [c["width"]] or c["top"][-1:] != [1]:
-        raise ModelBuildError(
-            f"tables of width {c['width']} with layers {c['bottom']} and {c['top']}",
-            "give at least one table, bottom layers that end at its width, and top layers that end at 1",
-        )
-    return size_from(DLRMSize, c, **{key: tuple(c[key]) for key in ("tables", "bottom", "top")})
-
-
-MODEL_TYPES = typed({"dlrm": _size}, DLRMSize)
+MODEL_TYPES = typed({"dlrm": construct}, OPSET)

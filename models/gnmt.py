@@ -7,72 +7,54 @@ the first decoder layer queries the encoder's states and its context feeds every
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import partial
-
 from . import _layers as layers
 from . import _ops as ops
-from ._config import size_from, sized, typed
+from ._config import Config, typed
 from ._graph import ElementType, GraphBuilder, Value
 
 OPSET = 20
 
 
-@dataclass(frozen=True, slots=True)
-class GNMTSize:
-    """Sizes of a GNMT.
-
-    Attributes:
-        layers: LSTM layers of the encoder, and of the decoder.
-        hidden: width of the states.
-        vocab: size of the vocabulary of either language.
-    """
-
-    layers: int = sized("num_layers")
-    hidden: int = sized("hidden_size", default=1024)
-    vocab: int = sized("vocab_size", default=32000)
-
-
-def construct(size: GNMTSize, g: GraphBuilder, batch: int, seq: int) -> None:
+def construct(c: Config, g: GraphBuilder, batch: int, seq: int) -> None:
     """Add a GNMT that reads source and target ids [batch, seq] and ends at logits [batch, seq, vocab]."""
     source = g.input("src", (batch, seq), ElementType.INT64)
     target = g.input("tgt", (batch, seq), ElementType.INT64)
     with g.scope("encoder"):
-        states = _encoder(size, g, _embed(size, g, source))
+        states = _encoder(c, g, _embed(c, g, source))
     with g.scope("decoder"):
-        x = _decoder(size, g, _embed(size, g, target), states)
-        g.output(layers.linear(g, x, size.vocab, "classifier"))
+        x = _decoder(c, g, _embed(c, g, target), states)
+        g.output(layers.linear(g, x, c["vocab_size"], "classifier"))
 
 
-def _embed(size: GNMTSize, g: GraphBuilder, ids: Value) -> Value:
+def _embed(c: Config, g: GraphBuilder, ids: Value) -> Value:
     """[seq, batch, hidden]"""
-    words, _ = layers.embedding(g, ids, size.vocab, size.hidden, "embedder")
+    words, _ = layers.embedding(g, ids, c["vocab_size"], c["hidden_size"], "embedder")
     return ops.transpose(g, words, (1, 0, 2))
 
 
-def _encoder(size: GNMTSize, g: GraphBuilder, x: Value) -> Value:
+def _encoder(c: Config, g: GraphBuilder, x: Value) -> Value:
     """The encoder's states, batch first."""
-    for layer in range(size.layers):
-        y = _lstm(g, x, size.hidden, f"rnn_layers.{layer}", directions=2 if layer == 0 else 1)
+    for layer in range(c["num_layers"]):
+        y = _lstm(g, x, c["hidden_size"], f"rnn_layers.{layer}", directions=2 if layer == 0 else 1)
         x = ops.add(g, y, x) if layer >= 2 else y
     return ops.transpose(g, x, (1, 0, 2))
 
 
-def _decoder(size: GNMTSize, g: GraphBuilder, x: Value, states: Value) -> Value:
+def _decoder(c: Config, g: GraphBuilder, x: Value, states: Value) -> Value:
     """The decoder's states, batch first."""
-    x = _lstm(g, x, size.hidden, "rnn_layers.0")
+    x = _lstm(g, x, c["hidden_size"], "rnn_layers.0")
     with g.scope("attention"):
-        context = _attention(size, g, ops.transpose(g, x, (1, 0, 2)), states)
-    for layer in range(1, size.layers):
-        y = _lstm(g, ops.concat(g, (x, context), 2), size.hidden, f"rnn_layers.{layer}")
+        context = _attention(c, g, ops.transpose(g, x, (1, 0, 2)), states)
+    for layer in range(1, c["num_layers"]):
+        y = _lstm(g, ops.concat(g, (x, context), 2), c["hidden_size"], f"rnn_layers.{layer}")
         x = ops.add(g, y, x) if layer >= 2 else y
     return ops.transpose(g, x, (1, 0, 2))
 
 
-def _attention(size: GNMTSize, g: GraphBuilder, x: Value, states: Value) -> Value:
+def _attention(c: Config, g: GraphBuilder, x: Value, states: Value) -> Value:
     """What each decoder step takes from the encoder's states, time-major."""
-    query = layers.linear(g, x, size.hidden, "linear_q")
-    key = layers.linear(g, states, size.hidden, "linear_k")
+    query = layers.linear(g, x, c["hidden_size"], "linear_q")
+    key = layers.linear(g, states, c["hidden_size"], "linear_k")
     scores = ops.softmax(g, ops.matmul(g, query, ops.transpose(g, key, (0, 2, 1))))
     return ops.transpose(g, ops.matmul(g, scores, states), (1, 0, 2))
 
@@ -98,4 +80,4 @@ def _lstm(g: GraphBuilder, x: Value, hidden: int, name: str, *, directions: int 
         return ops.reshape(g, ops.transpose(g, y, (0, 2, 1, 3)), (0, 0, 2 * hidden))
 
 
-MODEL_TYPES = typed({"gnmt": partial(size_from, GNMTSize)}, GNMTSize)
+MODEL_TYPES = typed({"gnmt": construct}, OPSET)

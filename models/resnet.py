@@ -5,52 +5,37 @@ Weights have torchvision's names; the 1.5 variant (stride in the 3 x 3 convoluti
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from . import _layers as layers
 from . import _ops as ops
-from ._config import Config, Key, size_from, sized, typed
+from ._config import Config, typed
 from ._graph import GraphBuilder, Value
 
 OPSET = 20
 WIDTHS = (64, 128, 256, 512)
 
 
-@dataclass(frozen=True, slots=True)
-class ResNetSize:
-    """Sizes of a ResNet.
+def construct(c: Config, g: GraphBuilder, batch: int, seq: int) -> None:
+    """Add a ResNet that reads `image` [batch, 3, height, width] and ends at logits [batch, classes].
 
-    Attributes:
-        blocks: residual blocks of each of the four groups.
-        bottleneck: blocks of three convolutions with a fourfold wider end, instead of two.
-        classes: size of the result.
-        image: height and width of the input.
+    `blocks` are the residual blocks of each of the four groups; `bottleneck` blocks have three convolutions with a
+    fourfold wider end, instead of two.
     """
-
-    blocks: tuple[int, int, int, int]
-    bottleneck: bool = sized("bottleneck", Key(bool, True))
-    classes: int = sized("num_labels", default=1000)
-    image: int = sized("image_size", default=224)
-
-
-def construct(size: ResNetSize, g: GraphBuilder, batch: int, seq: int) -> None:
-    """Add a ResNet that reads `image` [batch, 3, height, width] and ends at logits [batch, classes]."""
-    x = g.input("image", (batch, 3, size.image, size.image))
+    x = g.input("image", (batch, 3, c["image_size"], c["image_size"]))
     x = _relu(g, _normalised(g, x, 64, 7, 2, "conv1", "bn1"), "relu")
     with g.scope("maxpool"):
         x = ops.max_pool(g, x, kernel=3, stride=2, pad=1)
-    for group, (count, width) in enumerate(zip(size.blocks, WIDTHS, strict=True), start=1):
+    for group, (count, width) in enumerate(zip(c["blocks"], WIDTHS, strict=True), start=1):
         for block in range(count):
             with g.scope(f"layer{group}"), g.scope(str(block)):
-                x = _block(size, g, x, width, 2 if group > 1 and block == 0 else 1)
+                x = _block(c, g, x, width, 2 if group > 1 and block == 0 else 1)
     with g.scope("avgpool"):
         x = g.node("GlobalAveragePool", [x], (*x.shape[:2], 1, 1))
-    g.output(layers.linear(g, ops.flatten(g, x), size.classes, "fc"))
+    g.output(layers.linear(g, ops.flatten(g, x), c["num_labels"], "fc"))
 
 
-def _block(size: ResNetSize, g: GraphBuilder, x: Value, width: int, stride: int) -> Value:
+def _block(c: Config, g: GraphBuilder, x: Value, width: int, stride: int) -> Value:
     """One residual block; its input is projected where the shape changes."""
-    if size.bottleneck:
+    if c["bottleneck"]:
         y = _relu(g, _normalised(g, x, width, 1, 1, "conv1", "bn1"), "relu")
         y = _relu(g, _normalised(g, y, width, 3, stride, "conv2", "bn2"), "relu")
         y = _normalised(g, y, 4 * width, 1, 1, "conv3", "bn3")
@@ -85,8 +70,4 @@ def _normalised(g: GraphBuilder, x: Value, channels: int, kernel: int, stride: i
     return normalised
 
 
-def _size(c: Config) -> object:
-    return size_from(ResNetSize, c, blocks=tuple(c["blocks"]))
-
-
-MODEL_TYPES = typed({"resnet": _size}, ResNetSize)
+MODEL_TYPES = typed({"resnet": construct}, OPSET)

@@ -31,9 +31,10 @@ from planner.files import write_whole
 from planner.graph import DType, Graph, Note, NoteLevel, Tensor
 from planner.hardware import machine_name
 from planner.operators.batching import rebatch
+from planner.operators.entry import OpCall
 from planner.operators.saved import SavedOptions, element_bytes, saved_for_backward, saved_notes
 from planner.operators.specs import graph_specs
-from planner.operators.types import OpCall, OpSpec, Origin
+from planner.operators.types import OpSpec, Origin
 
 CACHE_VERSION = 2
 DEFAULT_MEMORY_CAP_BYTES = 1 << 30
@@ -298,7 +299,7 @@ class _Store:
 
 def _work(spec: OpSpec) -> float:
     """One number to scale by: matrix work where there is any, else traffic."""
-    return spec.matrix_flops or spec.forward_bytes or 1.0
+    return spec.matrix_flops or spec.forward.byte_count or 1.0
 
 
 def _is_time(value: object) -> bool:
@@ -351,7 +352,7 @@ def _backward_ratio(spec: OpSpec) -> float:
     """Backward over forward time, by their work."""
     if spec.matrix_flops:
         return (spec.input_grad_matrix_flops + spec.weight_grad_matrix_flops) / spec.matrix_flops
-    return spec.backward_bytes / spec.forward_bytes if spec.forward_bytes else 0.0
+    return spec.backward.byte_count / spec.forward.byte_count if spec.forward.byte_count else 0.0
 
 
 def _weight_part(spec: OpSpec) -> float:
@@ -386,7 +387,7 @@ def _assemble(
         weight_grad_s=seconds[:, 1] * np.array([_weight_part(s) for s in specs]),
         forward_flops=np.array([s.matrix_flops for s in specs]),
         backward_flops=np.array([s.input_grad_matrix_flops + s.weight_grad_matrix_flops for s in specs]),
-        moved_bytes=np.array([s.forward_bytes for s in specs]),
+        moved_bytes=np.array([s.forward.byte_count for s in specs]),
         output_bytes=outputs,
         workspace_bytes=workspace,
         origin=tuple(s.origin for s in specs),

@@ -41,9 +41,9 @@ from planner.errors import JobError, UsageError
 from planner.graph import DType, Graph, Note, NoteLevel, Tensor, TensorKind
 from planner.graph.blocks import layer_of
 from planner.hardware.types import Device
+from planner.operators.entry import JointCut, Role, rule_of
 from planner.operators.modules import ExpertProduct, find_expert_products
 from planner.operators.saved import logits_of
-from planner.operators.site import JointCut, Role, rule_of
 from planner.operators.types import OpSpec
 from planner.registry import chosen, with_options
 

@@ -11,7 +11,7 @@ import numpy as np
 from planner.costs.imported import by_own_costs, imported_profile, is_priced
 from planner.costs.precision import narrow_products, supported_precision
 from planner.costs.rates import unaligned_products
-from planner.costs.roofline import price
+from planner.costs.roofline import Roofline
 from planner.costs.types import Profile
 from planner.costs.work import node_work, tensor_bytes
 from planner.errors import ModelError, Problem
@@ -96,7 +96,7 @@ def profile(
         device=device,
         loss_bytes=options.loss_bytes if loss else 0.0,
     )
-    times = price(sized, work, device)
+    times = Roofline(sized, work, device)
     outputs, workspace = tensor_bytes(sized, sizes, work.scores)
     priced = Profile(
         device=device.name,
@@ -122,7 +122,7 @@ def profile(
             storages=storages,
             narrow=narrow.kept_bytes if narrow else None,
         ),
-        formats=work.formats,
+        formats=tuple(work.formats.tolist()),
         notes=(*times.notes, *((narrow.note(chosen),) if narrow else ()), *saved_notes(sized, options)),
         by_share=times.at,
     )

@@ -19,14 +19,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from planner.graph import DType, Graph, Node, TensorKind, per_model
 from planner.hardware.types import Device, Stack
+from planner.operators.entry import JointCut, rule_of
 from planner.operators.modules import PRODUCTS, find_expert_products
-from planner.operators.site import JointCut, rule_of
 from planner.operators.types import OpSpec
 
 _ALIGNED_BYTES = 16
@@ -179,42 +178,21 @@ _TRANSFORMED = (_TILE + 2) ** 2
 """Elements of a transformed tile, and multiplications for it and a pair of channels."""
 
 
-@dataclass(frozen=True)
-class FastConvolutions:
-    """Where the method applies, and what it costs; float64 arrays of shape [nodes].
+def fast_convolutions(graph: Graph, sizes: Mapping[DType, float]) -> np.ndarray:
+    """What the method multiplies over the plain sum, and the bytes of its transforms and of its matrix products.
 
-    Attributes:
-        multiplied: multiplications over those of the plain sum; 1 where the method does not apply.
-        transform_bytes: traffic of the transforms of one product (forward, or one of both gradients).
-        product_bytes: traffic of its matrix products.
+    Args:
+        graph: the graph.
+        sizes: bytes an element takes in training, by file type.
+
+    Returns:
+        float64 [3, nodes]; 1, 0 and 0 where the method does not apply. O(nodes).
     """
-
-    multiplied: np.ndarray
-    transform_bytes: np.ndarray
-    product_bytes: np.ndarray
-
-    @property
-    def applies(self) -> np.ndarray:
-        """bool [nodes]."""
-        return np.asarray(self.product_bytes > 0)
-
-    @property
-    def columns(self) -> list[np.ndarray]:
-        """The arrays, in the order of the attributes."""
-        return [self.multiplied, self.transform_bytes, self.product_bytes]
-
-    def of(self, nodes: np.ndarray) -> FastConvolutions:
-        """The costs of some nodes, in arrays of their own."""
-        return FastConvolutions(*[column[nodes] for column in self.columns])
-
-
-def fast_convolutions(graph: Graph, sizes: Mapping[DType, float]) -> FastConvolutions:
-    """The convolutions of a graph that have the method, with the bytes an element takes in training. O(nodes)."""
     rows = np.tile([1.0, 0.0, 0.0], (len(graph.nodes), 1))
     for i, node in enumerate(graph.nodes):
         if _eligible(graph, node):
             rows[i] = _costs(graph, node, sizes)
-    return FastConvolutions(*rows.T)
+    return rows.T
 
 
 def _eligible(graph: Graph, node: Node) -> bool:

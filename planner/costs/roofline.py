@@ -29,9 +29,6 @@ launches' time together.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import numpy as np
 
 from planner.costs.work import OperatorWork
@@ -44,66 +41,40 @@ from planner.operators.specs import needs_gradient
 _STAND_INS = {"bf16": ("fp16",), "fp16": ("bf16",), "tf32": ("fp32",), "fp32": ("tf32",), "fp64": ("fp32",)}
 
 
-@dataclass(frozen=True)
-class Times:
-    """Seconds of each node, float64 of shape [nodes], and what was assumed.
+class Roofline:
+    """Seconds of each node's work on a device, float64 of shape [nodes]; nodes of equal work are priced once.
+
+    Args:
+        graph: the graph.
+        work: of its nodes.
+        device: where it runs.
 
     Attributes:
         forward_s: forward pass.
         backward_s: backward pass.
         weight_grad_s: the part of it spent on weight gradients.
         notes: what was assumed.
-        at: forward and backward seconds when each node does a share of its work, its products in so many pieces.
-    """
-
-    forward_s: np.ndarray
-    backward_s: np.ndarray
-    weight_grad_s: np.ndarray
-    notes: tuple[Note, ...]
-    at: Callable[[float, int], tuple[np.ndarray, np.ndarray]]
-
-
-def price(graph: Graph, work: OperatorWork, device: Device) -> Times:
-    """Seconds of each node's work.
 
     Raises:
         HardwareError: the device states no peak for a node's format, nor for one that can stand in for it.
     """
-    nodes, kinds = work.kinds(graph)
-    distinct = work.of(nodes)
-    peaks, notes = _peaks(distinct, device)
-    roofline = _Roofline(distinct, device, peaks, kinds, _layers(graph))
-    forward, backward = roofline.whole
-    rates = roofline.rates_at(1.0)
-    input_s, weight_s = distinct.input_grad / rates, distinct.weight_grad / rates
-    share = (weight_s / np.maximum(input_s + weight_s, 1e-30))[kinds]
-    share[_only_weights(graph) & (input_s + weight_s == 0)[kinds]] = 1.0
-    return Times(forward, backward, backward * share, notes, roofline.at)
 
-
-class _Roofline:
-    """A graph's work on a device, at any share; nodes of equal work are priced once.
-
-    Args:
-        work: of one node of each kind.
-        device: where it runs.
-        peaks: matrix peak of each kind.
-        kinds: [nodes] number of each node's kind.
-        layers: [nodes] number of each node's layer.
-    """
-
-    def __init__(
-        self, work: OperatorWork, device: Device, peaks: np.ndarray, kinds: np.ndarray, layers: np.ndarray
-    ) -> None:
-        self.work, self.device, self.kinds, self.layers = work, device, kinds, layers
-        self.peaks, self.moved = peaks * work.matrix_share, _fastest(device) / peaks
-        self.fast = work.fast.applies & (peaks == _vector_peak(device))
-        self.products = np.where(work.matrix > 0, work.matrix, work.input_grad + work.weight_grad)
+    def __init__(self, graph: Graph, work: OperatorWork, device: Device) -> None:
+        nodes, self.kinds = work.kinds(graph)
+        self.work, self.device, self.layers = work.of(nodes), device, _layers(graph)
+        peaks, self.notes = _peaks(self.work, device)
+        self.peaks, self.moved = peaks * self.work.matrix_share, _fastest(device) / peaks
+        self.fast = (self.work.product_bytes > 0) & (peaks == _vector_peak(device))
+        towards, weights = self.work.input_grad, self.work.weight_grad
+        self.products = np.where(self.work.matrix > 0, self.work.matrix, towards + weights)
         self.whole_gpu = self._gpu(1.0)
-        forward, backward = map(self._with_launches, self.whole_gpu, self._launches(1.0))
-        self.whole = forward, backward
+        self.forward_s, self.backward_s = map(self._with_launches, self.whole_gpu, self._launches(1.0))
+        input_s, weight_s = (flops / self._rates_at(1.0) for flops in (towards, weights))
+        share = (weight_s / np.maximum(input_s + weight_s, 1e-30))[self.kinds]
+        share[_only_weights(graph) & (input_s + weight_s == 0)[self.kinds]] = 1.0
+        self.weight_grad_s = self.backward_s * share
 
-    def rates_at(self, share: float) -> np.ndarray:
+    def _rates_at(self, share: float) -> np.ndarray:
         """Operations of the whole node a second, while that part of them is done."""
         size = share * self.products / self._kernels(share)
         return np.asarray(self.peaks * self.device.matrix_efficiency.at(size * self.moved) / share)
@@ -119,7 +90,7 @@ class _Roofline:
         """
         work, stack = self.work, self.device.stack
         further_s = (self._kernels(share) - 1) * min(stack.kernel_launch_s, self.device.launch_s)
-        casts = np.array([name in NARROW_FORMATS for name in work.formats], dtype=float)
+        casts = np.isin(work.formats, list(NARROW_FORMATS)).astype(float)
         forward = work.kernels * self.device.launch_s + further_s * (1 + casts)
         backward = work.back_kernels * self.device.launch_s + further_s * (2 + casts)
         return stack.stretch * forward, stack.stretch * stack.backward_launch * backward
@@ -129,7 +100,7 @@ class _Roofline:
         plain = np.asarray(flops / rates)
         if not self.fast.any():
             return plain
-        fast, work = self.fast, self.work.fast
+        fast, work = self.fast, self.work
         fewer = (share * flops * work.multiplied)[fast]
         rate = self.peaks[fast] * self.device.matrix_efficiency.at(fewer * self.moved[fast])
         summed = np.maximum(fewer / rate, _memory_s(share * work.product_bytes[fast], self.device))
@@ -139,8 +110,8 @@ class _Roofline:
 
     def _gpu(self, share: float, pieces: int = 1) -> tuple[np.ndarray, np.ndarray]:
         """Seconds of the device itself, forward and backward."""
-        work, device, rates = self.work, self.device, self.rates_at(share)
-        cut = np.minimum(rates, self.rates_at(share / pieces) / pieces) if pieces > 1 else rates
+        work, device, rates = self.work, self.device, self._rates_at(share)
+        cut = np.minimum(rates, self._rates_at(share / pieces) / pieces) if pieces > 1 else rates
         gradients = self._products_s(work.input_grad, share, cut) + self._products_s(work.weight_grad, share, rates)
         forward = _roof(self._products_s(work.matrix, share, cut), share * work.vector, share * work.bytes, device)
         backward = _roof(gradients, share * work.back_vector, share * work.back_bytes, device)
@@ -161,7 +132,7 @@ class _Roofline:
     def at(self, share: float, pieces: int) -> tuple[np.ndarray, np.ndarray]:
         """[nodes] seconds, forward and backward, when each node does that part of its work in pieces. O(nodes)."""
         if share == 1.0 or not len(self.layers):
-            return self.whole
+            return self.forward_s, self.backward_s
         if self.device.stack.waits:
             forward, backward = map(np.add, self._gpu(share, pieces), self._launches(share))
             return forward[self.kinds], backward[self.kinds]
@@ -236,8 +207,8 @@ def _peaks(work: OperatorWork, device: Device) -> tuple[np.ndarray, tuple[Note, 
     """Matrix peak of each node's format; a format that the device lacks is replaced by a stand-in, with a note."""
     peaks = np.ones(len(work.formats))
     notes: dict[str, Note] = {}
-    for wanted in dict.fromkeys(work.formats):
-        uses_format = np.array([name == wanted for name in work.formats])
+    for wanted in dict.fromkeys(work.formats.tolist()):
+        uses_format = work.formats == wanted
         if not ((work.matrix > 0) & uses_format).any():
             continue
         name = next((n for n in (wanted, *_STAND_INS.get(wanted, ())) if n in device.matrix_flop_per_s), "")

@@ -19,13 +19,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.costs.precision import NarrowProducts, Precision, product_formats
-from planner.costs.rates import FastConvolutions, expert_counts, fast_convolutions, kernel_rates
+from planner.costs.rates import expert_counts, fast_convolutions, kernel_rates
 from planner.graph import DType, Graph, Node, Tensor, TensorKind
 from planner.hardware.types import Device
+from planner.operators.entry import rule_of
 from planner.operators.modules import ExpertProduct, find_expert_products
-from planner.operators.rewriting import FusedKernel, fused_kernels
+from planner.operators.rewriting import fused_kernels
 from planner.operators.saved import float_type, logits_of
-from planner.operators.site import rule_of
 from planner.operators.specs import by_class, call_classes, needs_gradient, nodes_where
 from planner.operators.storage import Storages
 from planner.operators.types import OpSpec
@@ -35,12 +35,10 @@ _COLUMNS = (
     "input_grad", "weight_grad", "back_vector", "back_bytes", "back_kernels",
 )  # fmt: skip
 
-_ARRAYS = (*_COLUMNS, "beside", "back_beside", "matrix_share", "scores", "experts")
-
 
 @dataclass(frozen=True)
 class OperatorWork:
-    """Work of each node after fusion; float64 arrays of shape [nodes].
+    """Work of each node after fusion; arrays of shape [nodes], float64 but for names.
 
     Attributes:
         matrix: forward matrix flops.
@@ -56,7 +54,9 @@ class OperatorWork:
         back_beside: their backward traffic.
         formats: the format that the matrix units multiply in, by node, as devices name it.
         matrix_share: what the node's kernel reaches of a plain matrix product's rate.
-        fast: the convolutions that fewer multiplications can do.
+        multiplied: multiplications of a fast convolution over those of the plain sum; 1 where there is none.
+        transform_bytes: traffic of its transforms for one product (forward, or one of both gradients).
+        product_bytes: traffic of its matrix products; 0 where there is none.
         scores: elements of attention scores that the node has in memory.
         experts: products that the node is run as, one for each expert; 1 where it is one, or one grouped kernel.
     """
@@ -72,17 +72,17 @@ class OperatorWork:
     back_kernels: np.ndarray
     beside: np.ndarray
     back_beside: np.ndarray
-    formats: tuple[str, ...]
+    formats: np.ndarray
     matrix_share: np.ndarray
-    fast: FastConvolutions
+    multiplied: np.ndarray
+    transform_bytes: np.ndarray
+    product_bytes: np.ndarray
     scores: np.ndarray
     experts: np.ndarray
 
     def of(self, nodes: np.ndarray) -> OperatorWork:
         """The work of some nodes, in arrays of their own."""
-        arrays = {name: getattr(self, name)[nodes] for name in _ARRAYS}
-        formats = tuple([self.formats[i] for i in nodes.tolist()])
-        return OperatorWork(**arrays, formats=formats, fast=self.fast.of(nodes))
+        return OperatorWork(**{name: column[nodes] for name, column in vars(self).items()})
 
     def kinds(self, graph: Graph) -> tuple[np.ndarray, np.ndarray]:
         """Nodes with equal work, found among those that make the same call.
@@ -92,10 +92,7 @@ class OperatorWork:
         """
         classes = call_classes(graph)
         kind = np.asarray(classes.first, dtype=np.int64)[classes.index]
-        numbers = {name: k for k, name in enumerate(dict.fromkeys(self.formats))}
-        columns = [getattr(self, name) for name in _ARRAYS] + self.fast.columns
-        columns.append(np.array([numbers[name] for name in self.formats], dtype=np.int64))
-        own = np.logical_or.reduce([column != column[kind] for column in columns])
+        own = np.logical_or.reduce([column != column[kind] for column in vars(self).values()])
         first, index = np.unique(np.where(own, np.arange(len(kind)), kind), return_inverse=True)
         return first, index
 
@@ -150,13 +147,17 @@ def node_work(
     if narrow:
         narrow.change(graph, rows, beside, sizes, launch_share)
     model_type = float_type(graph)
+    formats = product_formats([precision.compute if d is model_type else d for d in dtypes], precision, narrow)
+    multiplied, transform_bytes, product_bytes = fast_convolutions(graph, sizes)
     return OperatorWork(
         **dict(zip(_COLUMNS, rows.T, strict=True)),
         beside=beside[0],
         back_beside=beside[1],
-        formats=product_formats([precision.compute if d is model_type else d for d in dtypes], precision, narrow),
+        formats=np.array(formats, dtype=str),
         matrix_share=kernel_rates(graph, specs, sizes, device, fused=fused),
-        fast=fast_convolutions(graph, sizes),
+        multiplied=multiplied,
+        transform_bytes=transform_bytes,
+        product_bytes=product_bytes,
         scores=scores,
         experts=np.ones(len(graph.nodes)) if device.stack.grouped_experts else expert_counts(graph),
     )
@@ -164,8 +165,7 @@ def node_work(
 
 def _row(spec: OpSpec, width: float, launch_share: float) -> tuple[float, ...]:
     d = spec.details
-    forward = d.get("forward_float_elements", spec.forward_bytes / 4) * width + d.get("forward_fixed_bytes", 0.0)
-    backward = d.get("backward_float_elements", spec.backward_bytes / 4) * width + d.get("backward_fixed_bytes", 0.0)
+    forward, backward = (each.float_elements * width + each.fixed_bytes for each in (spec.forward, spec.backward))
     towards = spec.input_grad_matrix_flops + d.get("recompute_matrix_flops", 0.0)
     kernels, back_kernels = (
         count - (1 - launch_share) * d.get(name, 0.0)
@@ -202,19 +202,22 @@ def _fuse_bias(graph: Graph, specs: Sequence[OpSpec], rows: np.ndarray) -> None:
             rows[i] = 0.0
 
 
-def _fuse(graph: Graph, rows: np.ndarray, kernel: FusedKernel, sizes: Mapping[DType, float]) -> None:
+def _fuse(graph: Graph, rows: np.ndarray, kernel: Sequence[int], sizes: Mapping[DType, float]) -> None:
     """Merge some nodes' work into one kernel that reads operands, writes the result, and recomputes in backward."""
 
     def size(names: Iterable[str]) -> float:
         return sum(graph.tensors[name].elements * sizes[graph.tensors[name].dtype] for name in names)
 
-    carrying, result = needs_gradient(graph), graph.nodes[kernel.last].outputs[0]
-    operands, gradients = size(kernel.operands), size(name for name in kernel.operands if name in carrying)
-    inner, all_nodes = list(kernel.inner), [*kernel.inner, kernel.last]
+    *inner, last = kernel
+    made = {name for i in inner for name in graph.nodes[i].outputs}
+    read = dict.fromkeys(name for i in kernel for name in graph.nodes[i].inputs if name and name not in made)
+    operands, result = size(read), size(graph.nodes[last].outputs[:1])
+    carrying = needs_gradient(graph)
+    gradients = size(name for name in read if name in carrying)
     recomputed = rows[inner, 1].sum()
-    rows[kernel.last, [1, 2, 3]] = rows[all_nodes, 1].sum(), operands + size([result]), 1.0
+    rows[last, [1, 2, 3]] = rows[kernel, 1].sum(), operands + result, 1.0
     if gradients:
-        rows[kernel.last, [6, 7, 8]] = rows[all_nodes, 6].sum() + recomputed, size([result]) + operands + gradients, 1.0
+        rows[last, [6, 7, 8]] = rows[kernel, 6].sum() + recomputed, result + operands + gradients, 1.0
     rows[inner] = 0.0
 
 

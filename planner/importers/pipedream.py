@@ -19,10 +19,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from planner.errors import ModelError, Problem
+from planner.errors import Problem
 from planner.files import LARGEST_FIGURE, is_figure
 from planner.graph import DType, Graph, ImportReport, Node, Note, NoteLevel, Parameter, Tensor, TensorKind
-from planner.importers.formats import FORMATS, Format
+from planner.importers.formats import FORMATS, Findings, Format
 
 _NODE = re.compile(r"node(\d{1,9})$", re.ASCII)
 _FIELD = re.compile(r"(\w+)=(\[[^\]]*\]|[^,\s]+)")
@@ -75,7 +75,7 @@ def _read(text: str, path: Path) -> tuple[Mapping[int, _Line], Mapping[int, tupl
     """The lines of nodes by number, and by number the nodes that each reads."""
     nodes: dict[int, _Line] = {}
     edges: dict[int, list[int]] = {}
-    problems: list[Problem] = []
+    findings = Findings(str(path))
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
@@ -89,18 +89,18 @@ def _read(text: str, path: Path) -> tuple[Mapping[int, _Line], Mapping[int, tupl
                 line_of_node = _node_line(parts)
                 nodes[line_of_node.number] = line_of_node
         except ValueError as error:
-            problems.append(Problem(str(error), where, "expected a node line or an edge of a PipeDream profile", line))
+            findings.problems.append(
+                Problem(str(error), where, "expected a node line or an edge of a PipeDream profile", line)
+            )
     for target, sources in edges.items():
         for source in sources:
             if source not in nodes or target not in nodes:
-                problems.append(Problem(f"edge node{source} -- node{target} names a node that is not there", str(path)))
+                findings.wrong("", f"edge node{source} -- node{target} names a node that is not there")
             elif source >= target:
-                problems.append(Problem(f"edge node{source} -- node{target} goes backwards", str(path)))
-    if not nodes and not problems:
-        problems.append(Problem("no node in the file", str(path)))
-    if problems:
-        first = problems[0]
-        raise ModelError(first.message, where=first.where, hint=first.hint, problems=problems)
+                findings.wrong("", f"edge node{source} -- node{target} goes backwards")
+    if not nodes and not findings.problems:
+        findings.wrong("", "no node in the file")
+    findings.stop()
     return nodes, {k: tuple(dict.fromkeys(v)) for k, v in edges.items()}
 
 

@@ -3,6 +3,14 @@
 from planner.operators.batching import BatchConstants as BatchConstants
 from planner.operators.batching import batch_constants as batch_constants
 from planner.operators.batching import rebatch as rebatch
+from planner.operators.entry import RULES as RULES
+from planner.operators.entry import JointCut as JointCut
+from planner.operators.entry import OpCall as OpCall
+from planner.operators.entry import OutputTypes as OutputTypes
+from planner.operators.entry import Role as Role
+from planner.operators.entry import Statistics as Statistics
+from planner.operators.entry import evaluate as evaluate
+from planner.operators.entry import rule_of as rule_of
 from planner.operators.nest import gradient_nest as gradient_nest
 from planner.operators.nest import loop_nest as loop_nest
 from planner.operators.rewriting import UNNORMALISED as UNNORMALISED
@@ -13,14 +21,6 @@ from planner.operators.saved import require_trained as require_trained
 from planner.operators.saved import saved_for_backward as saved_for_backward
 from planner.operators.saved import saved_notes as saved_notes
 from planner.operators.saved import unique_bytes as unique_bytes
-from planner.operators.site import RULES as RULES
-from planner.operators.site import JointCut as JointCut
-from planner.operators.site import OutputTypes as OutputTypes
-from planner.operators.site import Role as Role
-from planner.operators.site import Site as Site
-from planner.operators.site import Statistics as Statistics
-from planner.operators.site import evaluate as evaluate
-from planner.operators.site import rule_of as rule_of
 from planner.operators.specs import call_classes as call_classes
 from planner.operators.specs import graph_specs as graph_specs
 from planner.operators.specs import needs_gradient as needs_gradient
@@ -33,7 +33,6 @@ from planner.operators.types import Access as Access
 from planner.operators.types import Dim as Dim
 from planner.operators.types import DimKind as DimKind
 from planner.operators.types import LoopNest as LoopNest
-from planner.operators.types import OpCall as OpCall
 from planner.operators.types import OpSpec as OpSpec
 from planner.operators.types import Origin as Origin
 from planner.operators.types import Saved as Saved

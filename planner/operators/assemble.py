@@ -7,41 +7,15 @@ its own type; caches are not modelled.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from planner.graph import Tensor, TensorKind
+from planner.operators.entry import OpCall
 from planner.operators.nest import gradient_nest
-from planner.operators.site import Site
-from planner.operators.types import LoopNest, OpSpec, Origin, Saved
+from planner.operators.types import LoopNest, OpSpec, Origin, Saved, Traffic
 
 INT64_BYTES = 8
 ALIAS = {"alias": 1.0}
 """Among a call's details: where frameworks run eagerly, its results own no storage."""
-
-
-@dataclass(frozen=True, slots=True)
-class Traffic:
-    """Device memory traffic.
-
-    Attributes:
-        byte_count: bytes in the tensors' own types.
-        float_elements: floating-point elements among them, which follow the training precision.
-        fixed_bytes: bytes of everything else (integers, booleans).
-    """
-
-    byte_count: float = 0.0
-    float_elements: float = 0.0
-    fixed_bytes: float = 0.0
-
-    def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(
-            self.byte_count + other.byte_count,
-            self.float_elements + other.float_elements,
-            self.fixed_bytes + other.fixed_bytes,
-        )
-
-    def __mul__(self, factor: float) -> Traffic:
-        return Traffic(self.byte_count * factor, self.float_elements * factor, self.fixed_bytes * factor)
 
 
 def traffic(*tensors: Tensor | None) -> Traffic:
@@ -61,12 +35,12 @@ def elements_like(tensor: Tensor, count: float) -> Traffic:
     return Traffic(byte_count, 0.0, byte_count)
 
 
-def keep_inputs(site: Site, *positions: int) -> tuple[Saved, ...]:
+def keep_inputs(call: OpCall, *positions: int) -> tuple[Saved, ...]:
     """Inputs kept for backward. Weights and constants are resident anyway and are left out."""
     return tuple(
         Saved("input", p)
         for p in sorted(set(positions))
-        if site.has(p) and site.input(p).kind in (TensorKind.ACTIVATION, TensorKind.INPUT)
+        if call.has(p) and call.input(p).kind in (TensorKind.ACTIVATION, TensorKind.INPUT)
     )
 
 
@@ -75,9 +49,9 @@ def keep_outputs(*positions: int) -> tuple[Saved, ...]:
     return tuple(Saved("output", p) for p in positions)
 
 
-def keep_letters(site: Site, letters: str) -> tuple[Saved, ...]:
+def keep_letters(call: OpCall, letters: str) -> tuple[Saved, ...]:
     """The first input where `x` is among the letters, and the first output where `y` is."""
-    return (*(keep_inputs(site, 0) if "x" in letters else ()), *(keep_outputs(0) if "y" in letters else ()))
+    return (*(keep_inputs(call, 0) if "x" in letters else ()), *(keep_outputs(0) if "y" in letters else ()))
 
 
 def keep_extra(
@@ -96,41 +70,30 @@ def keep_extra(
     return Saved("extra", number, int(elements * width + 7) // 8, random=random, fixed=like is None)
 
 
-def saved_traffic(site: Site, saved: Iterable[Saved]) -> Traffic:
+def saved_traffic(call: OpCall, saved: Iterable[Saved]) -> Traffic:
     """One pass over everything that was kept."""
     total = Traffic()
     for item in saved:
         if item.source == "input":
-            total += traffic(site.input(item.position))
+            total += traffic(call.input(item.position))
         elif item.source == "output":
-            total += traffic(site.output(item.position))
+            total += traffic(call.output(item.position))
         elif item.fixed:
             total += Traffic(item.byte_count, 0.0, item.byte_count)
         else:
-            bits = next((t.dtype.bits for t in site.present() if t.dtype.is_float), 32)
+            bits = next((t.dtype.bits for t in call.present() if t.dtype.is_float), 32)
             total += Traffic(item.byte_count, item.byte_count * 8 / bits, 0.0)
     return total
 
 
-def gradient_traffic(site: Site, saved: Iterable[Saved]) -> Traffic:
+def gradient_traffic(call: OpCall, saved: Iterable[Saved]) -> Traffic:
     """Backward traffic of one fused kernel: result gradients and kept tensors in, operand gradients out."""
-    total = traffic(*(t for t in site.results() if t.dtype.is_float)) + saved_traffic(site, saved)
-    return total + traffic(*(t for p, t in enumerate(site.call.inputs) if site.need(p)))
-
-
-def details(forward: Traffic, backward: Traffic, extra: Mapping[str, float] | None = None) -> dict[str, float]:
-    """The figures that every description carries in `OpSpec.details`, and a rule's own."""
-    return {
-        "forward_float_elements": forward.float_elements,
-        "forward_fixed_bytes": forward.fixed_bytes,
-        "backward_float_elements": backward.float_elements,
-        "backward_fixed_bytes": backward.fixed_bytes,
-        **(extra or {}),
-    }
+    total = traffic(*(t for t in call.results() if t.dtype.is_float)) + saved_traffic(call, saved)
+    return total + traffic(*(t for p, t in enumerate(call.inputs) if call.need(p)))
 
 
 def contraction(
-    site: Site,
+    call: OpCall,
     nest: LoopNest,
     *,
     bias: LoopNest | None = None,
@@ -142,38 +105,38 @@ def contraction(
     An operand is kept when another operand's gradient needs it.
 
     Args:
-        site: the call.
+        call: the operator and its tensors.
         nest: the contraction, its reads in the order of the formula.
         bias: adds one operand to the result, fused into the same kernel.
         saved: what is kept, where it is not the operands.
         kernels: kernels of the forward pass.
     """
     operands = [access.position for access in nest.reads]
-    result = site.output(nest.writes[0].position)
+    result = call.output(nest.writes[0].position)
     backward = Traffic()
     input_grad = weight_grad = 0.0
     kept: set[int] = set()
     for read, position in enumerate(operands):
-        if not site.need(position):
+        if not call.need(position):
             continue
         others = [p for p in operands if p != position]
         kept.update(others)
-        backward += traffic(result, site.input(position), *(site.input(p) for p in others))
+        backward += traffic(result, call.input(position), *(call.input(p) for p in others))
         work = gradient_nest(nest, read).matrix_flops
-        if site.input(position).kind is TensorKind.PARAMETER:
+        if call.input(position).kind is TensorKind.PARAMETER:
             weight_grad += work
         else:
             input_grad += work
-    gradients = sum(site.need(p) for p in operands)
+    gradients = sum(call.need(p) for p in operands)
     vector = 0.0
-    if bias is not None and site.need(bias.reads[0].position):
-        backward += traffic(result, site.input(bias.reads[0].position))
+    if bias is not None and call.need(bias.reads[0].position):
+        backward += traffic(result, call.input(bias.reads[0].position))
         vector += result.elements
         gradients += 1
     return streaming(
-        site,
+        call,
         nest if bias is None else (nest, bias),
-        saved=keep_inputs(site, *kept) if saved is None else saved,
+        saved=keep_inputs(call, *kept) if saved is None else saved,
         backward=backward,
         kernels=kernels,
         backward_kernels=gradients,
@@ -184,7 +147,7 @@ def contraction(
 
 
 def streaming(
-    site: Site,
+    call: OpCall,
     nests: LoopNest | Sequence[LoopNest],
     *,
     saved: Sequence[Saved] = (),
@@ -203,7 +166,7 @@ def streaming(
     Where no gradient is needed nothing is kept and backward costs nothing.
 
     Args:
-        site: the call.
+        call: the operator and its tensors.
         nests: its loop nests.
         saved: what backward needs.
         backward_flops: element-wise work of the backward pass.
@@ -216,48 +179,48 @@ def streaming(
         origin: rule or fallback.
         extra: further details.
     """
-    kept = tuple(saved) if site.trains else ()
-    forward_traffic = traffic(*site.present(), *site.results()) if forward is None else forward
+    kept = tuple(saved) if call.trains else ()
+    forward_traffic = traffic(*call.present(), *call.results()) if forward is None else forward
     backward_traffic = Traffic()
-    if site.trains:
-        backward_traffic = gradient_traffic(site, kept) if backward is None else backward
+    if call.trains:
+        backward_traffic = gradient_traffic(call, kept) if backward is None else backward
     return OpSpec(
         nests=(nests,) if isinstance(nests, LoopNest) else tuple(nests),
         saved=kept,
         kernels=kernels,
-        forward_bytes=forward_traffic.byte_count,
-        backward_bytes=backward_traffic.byte_count,
-        backward_kernels=backward_kernels if site.trains and backward_traffic.byte_count else 0,
-        input_grad_matrix_flops=input_grad if site.trains else 0.0,
-        weight_grad_matrix_flops=weight_grad if site.trains else 0.0,
-        backward_vector_flops=backward_flops if site.trains else 0.0,
+        forward=forward_traffic,
+        backward=backward_traffic,
+        backward_kernels=backward_kernels if call.trains and backward_traffic.byte_count else 0,
+        input_grad_matrix_flops=input_grad if call.trains else 0.0,
+        weight_grad_matrix_flops=weight_grad if call.trains else 0.0,
+        backward_vector_flops=backward_flops if call.trains else 0.0,
         origin=origin,
-        details=details(forward_traffic, backward_traffic, extra),
+        details=extra or {},
     )
 
 
-def view(site: Site, nest: LoopNest | None = None) -> OpSpec:
+def view(call: OpCall, nest: LoopNest | None = None) -> OpSpec:
     """A new shape over the same storage: no work, no traffic, nothing kept."""
     nests = () if nest is None else (nest,)
-    return OpSpec(nests, view=True, kernels=0, backward_kernels=0, details=details(Traffic(), Traffic()))
+    return OpSpec(nests, view=True, kernels=0, backward_kernels=0)
 
 
-def plumbing(site: Site) -> OpSpec:
+def plumbing(call: OpCall) -> OpSpec:
     """Shape arithmetic and containers: runs on the host, costs the device nothing."""
-    return OpSpec((), kernels=0, backward_kernels=0, origin=Origin.PLUMBING, details=details(Traffic(), Traffic()))
+    return OpSpec((), kernels=0, backward_kernels=0, origin=Origin.PLUMBING)
 
 
-def fallback(site: Site) -> OpSpec:
+def fallback(call: OpCall) -> OpSpec:
     """An operator nobody described: one element-wise pass over all its tensors, every float input kept.
 
     Its nest has no dimension that may be split.
     """
-    elements = max((t.elements for t in (*site.present(), *site.results())), default=0)
-    positions = [p for p in range(len(site.call.inputs)) if site.has(p) and site.input(p).dtype.is_float]
+    elements = max((t.elements for t in (*call.present(), *call.results())), default=0)
+    positions = [p for p in range(len(call.inputs)) if call.has(p) and call.input(p).dtype.is_float]
     return streaming(
-        site,
+        call,
         LoopNest((), (), (), vector_flops=float(elements)),
-        saved=keep_inputs(site, *positions),
+        saved=keep_inputs(call, *positions),
         backward_flops=float(elements),
         origin=Origin.FALLBACK,
     )

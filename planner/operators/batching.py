@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 from planner.errors import ModelError, UsageError
 from planner.graph import ConstantValue, Graph, Node, ScaledTensors, Tensor, hand_on, per_graph, per_model, remember
+from planner.operators.entry import rule_of
 from planner.operators.flow import BatchFactor, BatchFactors, Flow, along_nests
-from planner.operators.site import rule_of
 from planner.operators.specs import CallClasses, call_classes, group_calls
 
 _MOST_TRIES = 40

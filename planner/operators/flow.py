@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from planner.errors import ModelError
 from planner.graph import Graph, Node, TensorKind
-from planner.operators.site import Site, rule_of
+from planner.operators.entry import OpCall, rule_of
 from planner.operators.specs import graph_specs
-from planner.operators.types import Access, Dim, DimKind, LoopNest, OpCall
+from planner.operators.types import Access, Dim, DimKind, LoopNest
 
 
 class BatchFactor(NamedTuple):
@@ -54,9 +54,9 @@ class Flow:
     late: int = 0
     picked: ModelError | None = None
 
-    def site(self, i: int) -> Site:
+    def call(self, i: int) -> OpCall:
         """A node's call, for reading its attributes and constant operands."""
-        return Site(OpCall.of(self.graph, self.graph.nodes[i]), ())
+        return OpCall.of(self.graph, self.graph.nodes[i])
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a tensor at the graph's own batch."""
@@ -142,16 +142,16 @@ class Flow:
         Raises:
             ModelError: the tensor is computed from an input, or no operand has that dimension.
         """
-        node, site = self.graph.nodes[at], graph_specs(self.graph)[at]
+        node, described = self.graph.nodes[at], graph_specs(self.graph)[at]
         indices = [
             access.dims[dim]
-            for nest in site.nests
+            for nest in described.nests
             for access in nest.writes
             if node.outputs[access.position] == name and len(access.dims) == len(self.shape(name))
         ]
         operands = [
             (node.inputs[access.position], d, _within(nest, names, indices[0][0], mark))
-            for nest in site.nests
+            for nest in described.nests
             for access in nest.reads
             if len(access.dims) == len(self.shape(node.inputs[access.position]))
             for d, names in enumerate(access.dims)

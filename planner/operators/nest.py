@@ -6,7 +6,7 @@ Reads stand left of the arrow, separated by commas, writes right of it. A token 
 - `1`: a dimension of size 1 that nothing iterates over;
 - `(h d)`: the product of h and d, h outermost;
 - `(y+r)`: a window, `y * stride + r * dilation`; r is then never split, and y carries a halo;
-- `d..`: a run of dimensions d0, d1, ..., as many as the tensor has besides the others (`Site.nest` only).
+- `d..`: a run of dimensions d0, d1, ..., as many as the tensor has besides the others (`OpCall.nest` only).
 
 A tensor without dimensions is written as nothing at all. A part of an operator whose result another part reads has
 no writes.
@@ -41,12 +41,8 @@ class Term:
     window: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Expression:
-    """A parsed line: the terms of each read and of each write."""
-
-    reads: tuple[tuple[Term, ...], ...]
-    writes: tuple[tuple[Term, ...], ...]
+Terms = tuple[tuple[Term, ...], ...]
+"""Of each operand, how its dimensions are indexed."""
 
 
 def _terms(text: str) -> tuple[Term, ...]:
@@ -61,12 +57,12 @@ def _terms(text: str) -> tuple[Term, ...]:
 
 
 @functools.lru_cache(maxsize=4096)
-def parse(expression: str) -> Expression:
-    """Read the line into terms; the same text is parsed once."""
+def parse(expression: str) -> tuple[Terms, Terms]:
+    """Terms of a line's reads and of its writes; the same text is parsed once."""
     left, arrow, right = expression.partition("->")
     if not arrow:
         raise ValueError(f"no arrow in loop nest {expression!r}")
-    return Expression(tuple(map(_terms, left.split(","))), tuple(map(_terms, right.split(","))))
+    return tuple(map(_terms, left.split(","))), tuple(map(_terms, right.split(",")))
 
 
 def dim_names(prefix: str, count: int) -> list[str]:
@@ -164,11 +160,11 @@ def _access(
     return Access(position, tuple(dims), tuple(halo))
 
 
-def _kinds(expression: Expression, given: Mapping[str, DimKind]) -> dict[str, DimKind]:
+def _kinds(reads: Terms, writes: Terms, given: Mapping[str, DimKind]) -> dict[str, DimKind]:
     """Kind of each dimension: in every write parallel, in none reduced, in some coupled; kernel offsets whole."""
-    written = [{n for term in terms for n in term.names} for terms in expression.writes]
+    written = [{n for term in terms for n in term.names} for terms in writes]
     kinds: dict[str, DimKind] = {}
-    for terms in (*expression.reads, *expression.writes):
+    for terms in (*reads, *writes):
         for term in terms:
             for i, name in enumerate(term.names):
                 hits = sum(name in names for names in written)
@@ -206,13 +202,12 @@ def loop_nest(
     Raises:
         ModelError: shapes that contradict the line.
     """
-    expression = parse(text)
-    if not writes:
-        expression = replace(expression, writes=())
+    read, written = parse(text)
+    written = written if writes else ()
     bound = dict(sizes or {})
-    operands = [*zip(expression.reads, reads, strict=True), *zip(expression.writes, writes, strict=True)]
+    operands = [*zip(read, reads, strict=True), *zip(written, writes, strict=True)]
     _bind((pair for terms, (_, shape) in operands for pair in zip(terms, shape, strict=False)), bound)
-    kinds_by_dim = _kinds(expression, kinds or {})
+    kinds_by_dim = _kinds(read, written, kinds or {})
     dims = tuple(Dim(name, bound.get(name, 1), kind) for name, kind in kinds_by_dim.items())
     bound.update({d.name: d.size for d in dims})
     access = [_access(terms, operand, bound, halos or {}, text) for terms, operand in operands]
@@ -224,10 +219,10 @@ def result_shapes(
     text: str, reads: Sequence[tuple[int, ...]], sizes: Mapping[str, int] | None = None
 ) -> list[tuple[int, ...]]:
     """Shapes right of a line's arrow, from those left of it; `sizes` as in `loop_nest`."""
-    expression, bound = parse(text), dict(sizes or {})
-    operands = zip(expression.reads, reads, strict=True)
+    (read, written), bound = parse(text), dict(sizes or {})
+    operands = zip(read, reads, strict=True)
     _bind((pair for terms, shape in operands for pair in zip(terms, shape, strict=True)), bound)
-    return [tuple(math.prod(bound.get(n, 1) for n in term.names) for term in terms) for terms in expression.writes]
+    return [tuple(math.prod(bound.get(n, 1) for n in term.names) for term in terms) for terms in written]
 
 
 def gradient_nest(nest: LoopNest, read: int) -> LoopNest:

@@ -19,8 +19,8 @@ from graphlib import TopologicalSorter
 
 from planner.errors import HardwareError
 from planner.graph import AttributeValue, ConstantValue, Graph, Node, Note, NoteLevel, Tensor, TensorKind, per_model
+from planner.operators.entry import rule_of
 from planner.operators.formulas import Match, find, last_operators, rare_operators
-from planner.operators.site import rule_of
 from planner.registry import Registry, did_you_mean
 
 
@@ -140,39 +140,23 @@ def _among(formulas: Sequence[str]) -> frozenset[str]:
     return frozenset(operator for formula in formulas for operator in rare_operators(formula))
 
 
-@dataclass(frozen=True, slots=True)
-class FusedKernel:
-    """Nodes that a stack runs as one kernel.
-
-    Attributes:
-        inner: indices of the nodes whose results are never in memory.
-        last: index of the node that makes the result.
-        operands: tensors that the kernel reads.
-    """
-
-    inner: tuple[int, ...]
-    last: int
-    operands: tuple[str, ...]
-
-
-def fused_kernels(graph: Graph, names: Iterable[str]) -> tuple[FusedKernel, ...]:
+def fused_kernels(graph: Graph, names: Iterable[str]) -> list[list[int]]:
     """All places where a stack with the named kernels would use them, the last first. O(nodes) for each name.
+
+    Returns:
+        For each, indices of its nodes: the last one makes the result, those of the others are never in memory.
 
     Raises:
         HardwareError: no kernel has that name.
     """
-    kernels = []
+    kernels: list[list[int]] = []
     for name in names:
         pattern = PATTERNS.find(name)
         if pattern is None or not pattern.kernel:
             known = (each for each, entry in PATTERNS.items() if entry.kernel)
             raise HardwareError(f"no fused kernel is called {name!r}", where="stack", hint=did_you_mean(name, known))
-        for rewrite in _find_all(graph, pattern):
-            *inner, last = sorted(rewrite.nodes)
-            made = {output for i in inner for output in graph.nodes[i].outputs}
-            read = dict.fromkeys(operand for i in (*inner, last) for operand in graph.nodes[i].inputs if operand)
-            kernels.append(FusedKernel(tuple(inner), last, tuple(operand for operand in read if operand not in made)))
-    return tuple(kernels)
+        kernels += [sorted(rewrite.nodes) for rewrite in _find_all(graph, pattern)]
+    return kernels
 
 
 def rewritten(graph: Graph) -> Graph:

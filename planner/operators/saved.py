@@ -266,7 +266,7 @@ class _Collector:
         self.alone = {width: (width,) for width in (*sizes.values(), *narrow.values())}
         self.graph, self.specs, self.sizes, self.options, self.storages = graph, specs, sizes, options, storages
         kernels = fused_kernels(graph, options.fused)
-        self.unmade = {output for kernel in kernels for i in kernel.inner for output in graph.nodes[i].outputs}
+        self.unmade = {output for kernel in kernels for i in kernel[:-1] for output in graph.nodes[i].outputs}
         self.has_dropout = _draws(graph)
         self.kept: defaultdict[int, dict[str, float]] = defaultdict(dict)
 

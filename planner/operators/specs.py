@@ -10,9 +10,9 @@ from typing import TypeVar
 import numpy as np
 
 from planner.graph import Graph, Node, Tensor, TensorKind, per_graph, per_model
-from planner.operators.assemble import Traffic, fallback, traffic
-from planner.operators.site import Site, default_needs, rule_of
-from planner.operators.types import OpCall, OpSpec
+from planner.operators.assemble import fallback, traffic
+from planner.operators.entry import OpCall, default_needs, rule_of
+from planner.operators.types import OpSpec, Traffic
 
 T = TypeVar("T")
 
@@ -28,12 +28,11 @@ def spec(call: OpCall, needs: tuple[bool, ...] | None = None) -> OpSpec:
     Raises:
         ModelError: the tensors contradict the operator (shapes, a missing required input).
     """
-    site = Site(call, default_needs(call) if needs is None else needs)
-    return (rule_of(call.op).build or fallback)(site)
+    return (rule_of(call.op).build or fallback)(replace(call, needs=default_needs(call) if needs is None else needs))
 
 
 _PER_RUN = (
-    "kernels", "forward_bytes", "backward_bytes", "backward_kernels", "input_grad_matrix_flops",
+    "kernels", "forward", "backward", "backward_kernels", "input_grad_matrix_flops",
     "weight_grad_matrix_flops", "backward_vector_flops",
 )  # fmt: skip
 """Figures of a description that add up over its runs."""
@@ -57,15 +56,11 @@ def _summed(spec: OpSpec, results: Iterable[tuple[Tensor, int]]) -> OpSpec:
         total += traffic(tensor) * (3.0 * (readers - 1))
         kernels += readers - 1
         flops += tensor.elements * (readers - 1)
-    figures = dict(spec.details)
-    figures["backward_float_elements"] += total.float_elements
-    figures["backward_fixed_bytes"] += total.fixed_bytes
     return replace(
         spec,
-        backward_bytes=spec.backward_bytes + total.byte_count,
+        backward=spec.backward + total,
         backward_kernels=spec.backward_kernels + kernels,
         backward_vector_flops=spec.backward_vector_flops + flops,
-        details=figures,
     )
 
 

@@ -10,9 +10,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from planner.graph import Graph, Node, Tensor
-from planner.operators.site import Site, rule_of
+from planner.operators.entry import OpCall, rule_of
 from planner.operators.specs import nodes_where
-from planner.operators.types import OpCall, SavedBytes
+from planner.operators.types import SavedBytes
 
 
 def dense_strides(shape: Sequence[int], order: Sequence[int] | None = None) -> tuple[int, ...]:
@@ -107,7 +107,7 @@ class Storages:
         if strides is not None and not identity:
             same_type = source is not None and source.dtype == tensor.dtype
             view = rule.strides if same_type else None
-            strides = view(Site(OpCall.of(self._graph, node), ()), strides) if view is not None else None
+            strides = view(OpCall.of(self._graph, node), strides) if view is not None else None
         if strides is not None:
             return True, strides
         return False, self._fresh_strides(node, tensor, rule.keeps_layout and not dense)

@@ -6,51 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from planner.graph import AttributeValue, ConstantValue, Graph, Node, Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class OpCall:
-    """One operator applied to concrete tensors: all that a rule may look at.
-
-    Attributes:
-        op: operator type as in `Node.op`.
-        opset: version of the default operator set.
-        inputs: by position, None where an optional input is absent.
-        outputs: by position, None where nobody reads the output.
-        attributes: by name.
-        constants: by input position, the flattened value where it is a small known constant, else None.
-    """
-
-    op: str
-    opset: int
-    inputs: tuple[Tensor | None, ...]
-    outputs: tuple[Tensor | None, ...]
-    attributes: Mapping[str, AttributeValue]
-    constants: tuple[ConstantValue | None, ...]
-
-    @staticmethod
-    def of(graph: Graph, node: Node) -> OpCall:
-        """The call that a node of a graph makes."""
-        return OpCall(
-            node.op,
-            graph.opset,
-            tuple(graph.tensors[name] if name else None for name in node.inputs),
-            tuple(graph.tensors.get(name) if name else None for name in node.outputs),
-            node.attributes,
-            tuple(graph.constants.get(name) if name else None for name in node.inputs),
-        )
-
-    def signature(self) -> tuple[object, ...]:
-        """What the cost depends on: equal signatures cost the same. Tensor names are left out."""
-        return (
-            self.op,
-            tuple((t.shape, t.dtype, t.kind) if t else None for t in self.inputs),
-            tuple((t.shape, t.dtype) if t else None for t in self.outputs),
-            tuple(sorted(self.attributes.items(), key=lambda kv: kv[0])),
-            self.constants,
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class SavedBytes:
@@ -153,6 +108,31 @@ class Origin(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Traffic:
+    """Device memory traffic.
+
+    Attributes:
+        byte_count: bytes in the tensors' own types.
+        float_elements: floating-point elements among them, which follow the training precision.
+        fixed_bytes: bytes of everything else (integers, booleans).
+    """
+
+    byte_count: float = 0.0
+    float_elements: float = 0.0
+    fixed_bytes: float = 0.0
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(
+            self.byte_count + other.byte_count,
+            self.float_elements + other.float_elements,
+            self.fixed_bytes + other.fixed_bytes,
+        )
+
+    def __mul__(self, factor: float) -> Traffic:
+        return Traffic(self.byte_count * factor, self.float_elements * factor, self.fixed_bytes * factor)
+
+
+@dataclass(frozen=True, slots=True)
 class OpSpec:
     """Everything the planner knows about one operator call.
 
@@ -161,15 +141,14 @@ class OpSpec:
         saved: what backward keeps.
         view: the first output shares the first input's storage (reshape, squeeze): no bytes moved, nothing saved.
         kernels: how many device kernels one forward pass launches.
-        forward_bytes: device memory traffic of the forward pass, reads plus writes.
-        backward_bytes: device memory traffic of the backward pass.
+        forward: device memory traffic of the forward pass, reads plus writes.
+        backward: device memory traffic of the backward pass.
         backward_kernels: kernels the backward pass launches.
         input_grad_matrix_flops: matrix work of the gradients with respect to activations.
         weight_grad_matrix_flops: matrix work of the gradients with respect to parameters.
         backward_vector_flops: element-wise work of the backward pass.
         origin: rule or fallback.
-        details: further figures by name; always `forward_float_elements`, `forward_fixed_bytes` and the same of
-            backward: traffic that follows the training precision, in elements, and traffic that does not, in bytes.
+        details: further figures by name.
             `library_kernels`, `library_back_kernels`: those of the kernels that one call of a library launches itself.
             `score_elements`: scores of an attention; `own_score_elements`: those that every kernel has in memory;
             `eager_elements`, `eager_kernels` and the same of backward: traffic and kernels that this adds.
@@ -179,8 +158,8 @@ class OpSpec:
     saved: tuple[Saved, ...] = ()
     view: bool = False
     kernels: int = 1
-    forward_bytes: float = 0.0
-    backward_bytes: float = 0.0
+    forward: Traffic = Traffic()
+    backward: Traffic = Traffic()
     backward_kernels: int = 2
     input_grad_matrix_flops: float = 0.0
     weight_grad_matrix_flops: float = 0.0

@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import torch
 
 from planner.errors import ModelError, ShardplanError
+from planner.plans import Plan
 from planner.runtime.device import HOST, brought, settled
 from planner.runtime.model_file import ModelFile, Step, read_model, require_rules
-from planner.runtime.operators import RULES, Call, Context
+from planner.runtime.operators import RULES, Call, Context, torch_type
 
 Values = dict[str, torch.Tensor]
 
 
-class Together(Protocol):
-    """Several operators that run as one (`planner.runtime.fusing`)."""
+class Reads(Protocol):
+    """What runs at once: an operator, or several."""
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Names of what they read and do not make."""
+        """Names of what it reads, and does not make."""
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Names of their results."""
+        """Names of its results."""
+
+
+class Together(Reads, Protocol):
+    """Several operators that run as one (`planner.runtime.fusing`)."""
 
     def results(self, values: Mapping[str, torch.Tensor], context: Context) -> list[torch.Tensor]:
         """Run them."""
@@ -133,3 +138,26 @@ def run_graph(model: object, feeds: Mapping[str, torch.Tensor], dtype: torch.dty
     require_rules(steps)
     weights = {name: model_file.weight(name, dtype) for name in (*model_file.weights, *model_file.constants)}
     return run(steps, {**weights, **feeds}, Context(dtype, fitted=model_file.fitted), wanted=model_file.outputs)
+
+
+def run_without_data(
+    plan: Plan, model: ModelFile, known: Callable[[str], bool], dtype: torch.dtype = torch.float32
+) -> Values:
+    """All full tensors at the plan's micro-batch, by running the model on the meta device.
+
+    Args:
+        plan: the plan.
+        model: its model.
+        known: whether a weight, by name, has its values; inputs and other weights have none, nor what is made of them.
+        dtype: type of all floating-point work.
+    """
+    inputs = [spec.name for spec in plan.model.inputs]
+    values: Values = dict(model.constants)
+    for spec in plan.model.inputs:
+        number = model.input_types[spec.name][0] if spec.name in model.input_types else 1
+        values[spec.name] = torch.empty(spec.shape, dtype=torch_type(number, dtype), device="meta")
+    for name in model.weights:
+        values[name] = (model.weight if known(name) else model.shaped)(name, dtype)
+    steps = model.cone([spec.name for spec in plan.model.outputs], inputs)
+    made = run(steps, values, Context(dtype, fitted=model.fitted))
+    return {name: x for name, x in made.items() if isinstance(x, torch.Tensor)}

@@ -14,30 +14,17 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import networkx
 import torch
 
 from planner.errors import RunError
 from planner.runtime.host import HostMemory, place_of
-from planner.runtime.interpreter import Values
+from planner.runtime.interpreter import Reads, Values
 from planner.runtime.operators import Context
 from planner.runtime.operators.kernels import leaf_of
 from planner.runtime.split_backward import Box
-
-
-class Reads(Protocol):
-    """What runs at once: an operator, or several."""
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """Names of what it reads."""
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """Names of its results."""
-
 
 Unit = TypeVar("Unit", bound=Reads)
 Again: TypeAlias = Callable[["Module[Any]", Values, Context], Values]

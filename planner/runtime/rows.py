@@ -12,6 +12,7 @@ import torch
 
 from planner.runtime.device import Device
 from planner.runtime.groups import Group
+from planner.runtime.host import place_of
 from planner.runtime.interpreter import Values
 
 Finish = Callable[[str, torch.Tensor], torch.Tensor]
@@ -174,7 +175,7 @@ class BlocksAtWork:
         self._rows, self._ahead, self._finish = rows, ahead, finish
         row_of = {weight: k for k, row in enumerate(rows) for weight in row.shapes}
         self._row_of = {name: row_of[weight] for name, weight in names.items() if weight in row_of}
-        self._stored = {_storage(row.flat): k for k, row in enumerate(rows)}
+        self._stored = {place_of(row.flat): k for k, row in enumerate(rows)}
         self._gathered, self._summing = set[int](), set[int]()
         self._backward = self._sums = False
         for row in rows:
@@ -208,7 +209,7 @@ class BlocksAtWork:
         needed = self._rows_of(names)
         for name, x in zip(outputs, results, strict=False):
             if needed and isinstance(x, torch.Tensor):
-                if (stored := self._stored.get(_storage(x))) is not None:
+                if (stored := self._stored.get(place_of(x))) is not None:
                     self._row_of[name] = stored
                 if x.grad_fn is not None:
                     x.grad_fn.register_prehook(lambda gradients: self._enter(needed, sums=self._sums))
@@ -244,8 +245,3 @@ class BlocksAtWork:
         for k in sorted(self._gathered.difference(gathered)):
             self._rows[k].release()
             self._gathered.remove(k)
-
-
-def _storage(x: torch.Tensor) -> int:
-    """Which storage a tensor has; without data it has no address."""
-    return int(x.untyped_storage()._cdata)

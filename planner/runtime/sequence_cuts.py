@@ -6,9 +6,8 @@ import torch
 
 from planner.errors import PlanError
 from planner.plans import Plan
-from planner.runtime.interpreter import Values, run
+from planner.runtime.interpreter import run_without_data
 from planner.runtime.model_file import ModelFile
-from planner.runtime.operators import Context, torch_type
 from planner.runtime.sequence_rules import Cut, Cuts, Placement, Read, Site, read_of
 
 
@@ -36,7 +35,10 @@ class SequenceCuts:
     def __init__(self, plan: Plan, model: ModelFile, dtype: torch.dtype = torch.float64) -> None:
         self.parts = plan.schedule.parts
         self.length = _sequence_length(plan)
-        self.shapes, self.constants = _whole_values(plan, model, dtype)
+        trained = {p.name for block in plan.block_table for p in block.parameters if p.trainable}
+        tensors = run_without_data(plan, model, lambda name: name not in trained, dtype)
+        self.shapes = {name: tuple(x.shape) for name, x in tensors.items()}
+        self.constants = {name: x for name, x in tensors.items() if not x.is_meta}
         self.placed: dict[str, Placement] = {
             spec.name: Placement({1: Cut()})
             for spec in plan.model.inputs
@@ -92,27 +94,3 @@ def _sequence_length(plan: Plan) -> int:
             where=f"schedule {plan.schedule.name}", hint=f"choose splits that divide {length}",
         )  # fmt: skip
     return length
-
-
-def _whole_values(plan: Plan, model: ModelFile, dtype: torch.dtype) -> tuple[dict[str, tuple[int, ...]], Values]:
-    """Shapes of all tensors at the plan's micro-batch, and the values of those that no input or trained weight decides.
-
-    The graph runs on the meta device: inputs and trained weights have no data there, and what depends on them neither.
-    """
-    context = Context(dtype, fitted=model.fitted)
-    values: Values = {}
-    for spec in plan.model.inputs:
-        number = model.input_types[spec.name][0] if spec.name in model.input_types else 1
-        values[spec.name] = torch.empty(spec.shape, dtype=torch_type(number, context.float_dtype), device="meta")
-    trained = {p.name for block in plan.block_table for p in block.parameters if p.trainable}
-    for name in (*model.weights, *model.constants):
-        if name in trained:
-            values[name] = model.shaped(name, context.float_dtype)
-        else:
-            values[name] = model.weight(name, context.float_dtype)
-    steps = model.cone([spec.name for spec in plan.model.outputs], model.inputs)
-    results = run(steps, values, context)
-    tensors = {name: x for name, x in results.items() if isinstance(x, torch.Tensor)}
-    computed = {name for step in steps for name in step.outputs if name}
-    known = {name: x for name, x in tensors.items() if not x.is_meta and (name in computed or name not in trained)}
-    return {name: tuple(x.shape) for name, x in tensors.items()}, known

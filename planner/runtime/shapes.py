@@ -9,28 +9,17 @@ import torch
 
 from planner.operators import rule_of
 from planner.plans import Plan
-from planner.runtime.interpreter import Values, run
+from planner.runtime.interpreter import run_without_data
 from planner.runtime.local_operators import Shapes
 from planner.runtime.model_file import ModelFile
-from planner.runtime.operators import Context, torch_type
 from planner.runtime.stages import foreign_operators, stage_steps
 
 
 def whole_shapes(plan: Plan, model: ModelFile) -> Shapes:
-    """Shapes of all full tensors at the plan's micro-batch, by running the model on the meta device (without data)."""
-    context = Context(fitted=model.fitted)
-    values: Values = {}
-    for spec in plan.model.inputs:
-        number = model.input_types[spec.name][0] if spec.name in model.input_types else 1
-        values[spec.name] = torch.empty(spec.shape, dtype=torch_type(number, context.float_dtype), device="meta")
-    values.update(model.constants)
-    steps = model.cone([spec.name for spec in plan.model.outputs], [spec.name for spec in plan.model.inputs])
-    scales = {name for step in steps for p, name in enumerate(step.inputs) if p in rule_of(step.op).values}
-    for name in model.weights:
-        known = name in scales or not model.trained(name)
-        values[name] = (model.weight if known else model.shaped)(name, context.float_dtype)
-    tensors = run(steps, values, context)
-    return {name: tuple(x.shape) for name, x in tensors.items() if isinstance(x, torch.Tensor)}
+    """Shapes of all full tensors at the plan's micro-batch."""
+    scales = {name for step in model.steps for p, name in enumerate(step.inputs) if p in rule_of(step.op).values}
+    tensors = run_without_data(plan, model, lambda name: name in scales or not model.trained(name))
+    return {name: tuple(x.shape) for name, x in tensors.items()}
 
 
 def with_known_shapes(plan: Plan, model: ModelFile) -> ModelFile:

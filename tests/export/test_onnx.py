@@ -14,15 +14,15 @@ from onnx.reference import ReferenceEvaluator
 
 import models
 import planner
-from models.gpt import GPTSize
 from planner import export
 from planner.importers import graph_from_proto
 from planner.plans import Plan
 from tests.cli.plan_files import run, written
+from tests.models.graphs import gpt
 
 SEQ = 8
 SIZES = {
-    "gpt": GPTSize(layers=2, hidden=16, heads=4, vocab=32, positions=SEQ),
+    "gpt": gpt(2, 16, 4, 32, SEQ),
     "llama": models.size_of(
         model_type="llama", num_hidden_layers=2, hidden_size=16, num_attention_heads=4, num_key_value_heads=2,
         intermediate_size=24, vocab_size=32,

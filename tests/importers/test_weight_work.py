@@ -117,7 +117,7 @@ def fused(*, beside: int) -> Graph:
 def test_an_operator_without_a_rule_counts_its_weights_and_has_a_backward() -> None:
     graph = fused(beside=10)
     assert graph.parameter_count() == 2 * 64 * 256 + 640
-    assert graph_specs(graph)[0].backward_bytes > 0
+    assert graph_specs(graph)[0].backward.byte_count > 0
     note = next(note for note in graph.report.notes if note.code == NO_RULE)
     assert note.level == "warning"
     assert note.where == "mlp"

@@ -12,8 +12,6 @@ import pytest
 
 import models
 import planner
-from models._moe import MoE
-from models.gpt import GPTSize
 from planner.graph import Graph
 from planner.hardware import Cluster
 from planner.importers import graph_from_proto
@@ -21,21 +19,21 @@ from planner.solvers import search
 from planner.space import BlockCosts, Job
 from planner.space.pricer import Pricer
 from tests.joint.enumeration import best_s, judged
+from tests.models import graphs
 from tests.space.instances import cluster
 
-SMALL = GPTSize(layers=1, hidden=64, heads=4, vocab=128, positions=16)
 JOB = Job(global_batch=4, micro_batches=(1, 2), schedules=("1f1b",), precision="bf16")
 
 
 @functools.cache
-def gpt(size: GPTSize = SMALL) -> Graph:
-    """A GPT of a few blocks."""
-    return graph_from_proto(models.build_custom(size, batch=1, seq=size.positions), name="tiny")
+def gpt(**options: int) -> Graph:
+    """A GPT of a few blocks; options are further keys of its configuration."""
+    return graph_from_proto(models.build_custom(graphs.gpt(1, 64, 4, 128, 16, **options), batch=1, seq=16), name="tiny")
 
 
 def mixture() -> Graph:
     """The same with four experts in place of the feed-forward layer."""
-    return gpt(dataclasses.replace(SMALL, moe=MoE(experts=4, top_k=2)))
+    return gpt(num_experts=4, expert_layer_period=1)
 
 
 def four(byte_per_s: float, memory_bytes: int) -> Cluster:

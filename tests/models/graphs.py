@@ -9,6 +9,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
+import models
+
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -51,6 +53,12 @@ def weights(model: onnx.ModelProto) -> list[onnx.TensorProto]:
 def parameter_count(model: onnx.ModelProto) -> int:
     """Number of trained weights."""
     return sum(math.prod(t.dims) for t in weights(model))
+
+
+def gpt(layers: int, hidden: int, heads: int, vocab: int, positions: int, **options: Any) -> Any:
+    """The configuration of a GPT of some sizes; options are further keys."""
+    sizes = {"n_layer": layers, "n_embd": hidden, "n_head": heads, "vocab_size": vocab, "n_positions": positions}
+    return models.size_of(model_type="gpt2", **sizes, **options)
 
 
 def check(model: onnx.ModelProto) -> None:

@@ -192,11 +192,6 @@ def test_what_cannot_be_built_is_refused_with_a_remedy(name: str, options: dict[
         models.build(name, **options)  # type: ignore[arg-type]
 
 
-def test_a_custom_size_must_be_a_size() -> None:
-    with pytest.raises(TypeError, match="no size of a bundled family"):
-        models.build_custom(Path("x"))
-
-
 def test_nothing_of_the_planner_and_nothing_heavy_is_imported() -> None:
     code = "import sys, models; models.names(); print(sorted({'planner', 'onnx', 'numpy'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=_root(), check=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 import pytest
 
 from models._decoder import Sublayer
 from models._graph import ElementType, GraphBuilder
-from models._mixers import Attention, DeltaNet, LatentAttention, Mamba2, Rotary, Shared, rotary_tables
+from models._mixers import Attention, LatentAttention, Rotary, Shared, delta_net, mamba2, rotary_tables
 from tests.models.graphs import check, run, values, with_scans_written_out
 
 pytest.importorskip("onnxruntime")
@@ -27,7 +28,7 @@ def _layer(block: Sublayer) -> tuple[Array, Array, Weights]:
     value = g.input("x", (BATCH, SEQ, HIDDEN))
     kinds = {Rotary(TURN.theta, dim) for dim in (2, 4)}
     shared = Shared(EPSILON, {kind: rotary_tables(g, kind, ids) for kind in kinds})
-    g.output(block.add(g, value, shared))
+    g.output(block(g, value, shared))
     model = g.finish()
     check(model)
     x = np.random.default_rng(6).standard_normal((BATCH, SEQ, HIDDEN)).astype(np.float32)
@@ -111,7 +112,7 @@ def _convolved(w: Weights, name: str, x: Array) -> Array:
 
 def test_mamba_2() -> None:
     heads, width, state, groups = 4, 3, 5, 2
-    x, found, w = _layer(Mamba2(heads, width, state, groups, kernel=3))
+    x, found, w = _layer(partial(mamba2, heads=heads, head_dim=width, state=state, groups=groups, kernel=3))
     value, b, c = (_convolved(w, name, _linear(w, f"{name}_proj", x)) for name in "xbc")
     step = np.log1p(np.exp(_linear(w, "dt_proj", x) + w["dt_bias"]))
     y = np.zeros((BATCH, SEQ, heads, width))
@@ -131,7 +132,7 @@ def test_mamba_2() -> None:
 
 def test_gated_delta_net() -> None:
     key_heads, heads, key, width = 2, 4, 3, 5
-    x, found, w = _layer(DeltaNet(key_heads, heads, key, width, kernel=4))
+    x, found, w = _layer(partial(delta_net, key_heads=key_heads, value_heads=heads, key_dim=key, value_dim=width))
     q, k, v = (_convolved(w, name, _linear(w, f"{name}_proj", x)) for name in "qkv")
     q, k = (part.reshape(BATCH, SEQ, key_heads, key) for part in (q, k))
     q, k = (part / np.sqrt((part**2).sum(-1, keepdims=True)) for part in (q, k))

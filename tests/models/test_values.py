@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import models
-from models import bert, dlrm, gnmt, gpt, resnet, t5, vgg, vit
+from models import t5
 from models._graph import ElementType, GraphBuilder
-from models._moe import Dispatch, MoE, mixture
-from tests.models.graphs import check, run, values, with_scans_written_out
+from models._moe import MoE, mixture
+from tests.models.graphs import check, gpt, run, values, with_scans_written_out
 
 pytest.importorskip("onnxruntime")
 
@@ -32,6 +32,18 @@ SMALL = {
 def _decoder(model_type: str = "llama", **changes: Any) -> Any:
     """Sizes of a tiny decoder."""
     return models.size_of(model_type=model_type, **(SMALL | changes))
+
+
+def _bert(**changes: Any) -> Any:
+    """Sizes of a tiny BERT."""
+    sizes = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 4, "intermediate_size": 32}
+    return models.size_of(model_type="bert", **sizes, vocab_size=VOCAB, max_position_embeddings=16, **changes)
+
+
+def _resnet(first: int, *, bottleneck: bool) -> Any:
+    """Sizes of a tiny ResNet."""
+    sizes = {"blocks": [first, 1, 1, 1], "num_labels": 10, "image_size": 32}
+    return models.size_of(model_type="resnet", bottleneck=bottleneck, **sizes)
 
 
 def _ids(rows: int = VOCAB, *shape: int) -> Array:
@@ -110,7 +122,7 @@ def _numpy_llama(w: Weights, ids: Array, layers: int, heads: int, kv_heads: int,
 
 
 def test_gpt_equals_numpy() -> None:
-    model = models.build_custom(gpt.GPTSize(2, 16, 4, VOCAB, 16), batch=BATCH, seq=SEQ, seed=1)
+    model = models.build_custom(gpt(2, 16, 4, VOCAB, 16), batch=BATCH, seq=SEQ, seed=1)
     ids = _ids()
     (logits,) = run(model, {"input_ids": ids})
     np.testing.assert_allclose(logits, _numpy_gpt(values(model), ids, 2, 4), atol=2e-5)
@@ -159,13 +171,13 @@ def _numpy_mixture(w: Weights, moe: MoE, x: Array) -> Array:
     top_k=st.integers(1, 2),
     factor=st.sampled_from([0.5, 1.0, 1.5]),
     renormalise=st.booleans(),
-    dispatch=st.sampled_from(Dispatch),
+    one_hot=st.booleans(),
     seq=st.integers(1, 12),
 )
 def test_experts_equal_numpy_with_and_without_dropped_tokens(
-    experts: int, top_k: int, factor: float, renormalise: bool, dispatch: Dispatch, seq: int
+    experts: int, top_k: int, factor: float, renormalise: bool, one_hot: bool, seq: int
 ) -> None:
-    moe = MoE(experts, top_k, factor, renormalise=renormalise, dispatch=dispatch)
+    moe = MoE(experts, top_k, factor, renormalise=renormalise, one_hot=one_hot)
     x = np.random.default_rng(seq).standard_normal((2, seq, 6)).astype(np.float32)
     result, weights = _mixture(moe, x, 8)
     np.testing.assert_allclose(result, _numpy_mixture(weights, moe, x), atol=1e-5)
@@ -190,7 +202,7 @@ def test_buckets_of_relative_positions(bidirectional: bool, distance: int, bucke
 
 
 def test_padding_does_not_reach_the_words() -> None:
-    model = models.build_custom(bert.BertSize(2, 16, 4, 32, VOCAB, 16), batch=1, seq=SEQ, seed=1)
+    model = models.build_custom(_bert(), batch=1, seq=SEQ, seed=1)
     mask = np.array([[1, 1, 1, 1, 1, 0, 0, 0]], dtype=np.int64)
     first, second = _ids(VOCAB, 1, SEQ), _ids(VOCAB, 1, SEQ)
     second[:, 5:] = (second[:, 5:] + 1) % VOCAB
@@ -252,7 +264,7 @@ def _newer(experts: int) -> dict[str, Any]:
 
 NEWER = _newer(4)
 CAUSAL = {
-    "gpt": gpt.GPTSize(2, 16, 4, VOCAB, 16),
+    "gpt": gpt(2, 16, 4, VOCAB, 16),
     "llama": _decoder(),
     "qwen3": _decoder("qwen3", head_dim=8, tie_word_embeddings=True),
     **_newer(2),  # where all experts are chosen no token is dropped for a later one's sake
@@ -277,24 +289,27 @@ def _image(side: int) -> Array:
 
 SEGMENTS = {"attention_mask": np.ones((BATCH, SEQ), np.int64), "token_type_ids": _ids(2)}
 TARGET = {"decoder_input_ids": _ids(VOCAB, BATCH, 2)}
-SWITCH = MoE(4, 1, 1.25, every=2, renormalise=False, dispatch=Dispatch.EINSUM, gated=True)
+T5 = {"num_layers": 2, "d_model": 16, "num_heads": 4, "d_kv": 4, "d_ff": 32, "vocab_size": VOCAB}
+SWITCH = {**T5, "model_type": "switch_transformers", "num_experts": 4, "feed_forward_proj": "gated-gelu"}
+VIT = {
+    "num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 4, "intermediate_size": 32, "patch_size": 8,
+    "image_size": 16, "num_labels": 10,
+}  # fmt: skip
 TINY: dict[str, tuple[Any, dict[str, Array], tuple[int, ...]]] = {
-    "bert": (bert.BertSize(2, 16, 4, 32, VOCAB, 16), {"input_ids": _ids(), **SEGMENTS}, (BATCH, SEQ, VOCAB)),
+    "bert": (_bert(), {"input_ids": _ids(), **SEGMENTS}, (BATCH, SEQ, VOCAB)),
     "bert, next sentence": (
-        bert.BertSize(2, 16, 4, 32, VOCAB, 16, tied=False, next_sentence=True),
+        _bert(tie_word_embeddings=False, next_sentence=True),
         {"input_ids": _ids(), **SEGMENTS},
         (BATCH, SEQ, VOCAB),
     ),
-    "t5": (t5.T5Size(2, 16, 4, 4, 32, VOCAB), {"input_ids": _ids(), **TARGET}, (BATCH, 2, VOCAB)),
+    "t5": (models.size_of(model_type="t5", **T5), {"input_ids": _ids(), **TARGET}, (BATCH, 2, VOCAB)),
     "switch": (
-        t5.T5Size(2, 16, 4, 4, 32, VOCAB, gated=True, moe=SWITCH),
+        models.size_of(**SWITCH),
         {"input_ids": _ids(), **TARGET},
         (BATCH, 2, VOCAB),
     ),
     "gshard": (
-        gpt.GPTSize(
-            2, 16, 4, VOCAB, 16, head_dim=8, activation="relu", moe=MoE(4, 2, every=2, dispatch=Dispatch.EINSUM)
-        ),
+        gpt(2, 16, 4, VOCAB, 16, head_dim=8, activation_function="relu", num_experts=4),
         {"input_ids": _ids()},
         (BATCH, SEQ, VOCAB),
     ),
@@ -309,13 +324,21 @@ TINY: dict[str, tuple[Any, dict[str, Array], tuple[int, ...]]] = {
         {"input_ids": _ids(), "input_ids_1": _ids(), "input_ids_2": _ids()},
         (BATCH, SEQ, VOCAB),
     ),
-    "vit": (vit.ViTSize(2, 16, 4, 32, 8, 16, 10), {"pixel_values": _image(16)}, (BATCH, 10)),
-    "resnet": (resnet.ResNetSize((1, 1, 1, 1), True, 10, 32), {"image": _image(32)}, (BATCH, 10)),
-    "resnet, two convolutions": (resnet.ResNetSize((2, 1, 1, 1), False, 10, 32), {"image": _image(32)}, (BATCH, 10)),
-    "vgg": (vgg.VGGSize((vgg.Conv(4), 2), classes=10, image=8), {"image": _image(8)}, (BATCH, 10)),
-    "gnmt": (gnmt.GNMTSize(3, 8, 20), {"src": _ids(20), "tgt": _ids(20)}, (BATCH, SEQ, 20)),
+    "vit": (models.size_of(model_type="vit", **VIT), {"pixel_values": _image(16)}, (BATCH, 10)),
+    "resnet": (_resnet(1, bottleneck=True), {"image": _image(32)}, (BATCH, 10)),
+    "resnet, two convolutions": (_resnet(2, bottleneck=False), {"image": _image(32)}, (BATCH, 10)),
+    "vgg": (
+        models.size_of(model_type="vgg", groups=[1, 1, 1, 1, 1], num_labels=10, image_size=32),
+        {"image": _image(32)},
+        (BATCH, 10),
+    ),
+    "gnmt": (
+        models.size_of(model_type="gnmt", num_layers=3, hidden_size=8, vocab_size=20),
+        {"src": _ids(20), "tgt": _ids(20)},
+        (BATCH, SEQ, 20),
+    ),
     "dlrm": (
-        dlrm.DLRMSize((5, 7, 9), 4, (8, 4), (8, 1)),
+        models.size_of(model_type="dlrm", tables=[5, 7, 9], width=4, bottom=[8, 4], top=[8, 1]),
         {"dense": np.ones((BATCH, 13), np.float32), "sparse": _ids(5, BATCH, 3)},
         (BATCH, 1),
     ),

@@ -46,5 +46,5 @@ def test_what_falls_back_says_so_and_is_not_free() -> None:
     for name in sorted(FALLBACK | NEWER):
         found = spec(call(name, ["x 2 3"], ["x 2 3"]))
         assert found.origin is Origin.FALLBACK
-        assert found.forward_bytes == 48
+        assert found.forward.byte_count == 48
         assert found.vector_flops == 6

@@ -23,7 +23,7 @@ def test_only_what_comes_after_a_trainable_weight_needs_a_gradient() -> None:
     )  # fmt: skip
     assert needs_gradient(g) == {"weight", "logits"}
     scale, frozen, head, *_ = graph_specs(g)
-    assert scale.backward_bytes == frozen.backward_bytes == 0
+    assert scale.backward.byte_count == frozen.backward.byte_count == 0
     assert (frozen.input_grad_matrix_flops, frozen.weight_grad_matrix_flops) == (0, 0)
     assert (head.input_grad_matrix_flops, head.weight_grad_matrix_flops) == (0, 2 * 2 * 4 * 3)
     assert [s.source for s in head.saved] == ["input"]
@@ -79,7 +79,7 @@ def test_a_repeated_node_costs_all_its_runs() -> None:
     (thrice,) = graph_specs(graph(tensors, [node("MatMul", "x w", "a", repeat=3)]))
     assert thrice.matrix_flops == 3 * once.matrix_flops
     assert thrice.weight_grad_matrix_flops == 3 * once.weight_grad_matrix_flops
-    assert thrice.forward_bytes == 3 * once.forward_bytes
+    assert thrice.forward.byte_count == 3 * once.forward.byte_count
     assert thrice.kernels == 3
     assert thrice.saved == once.saved
 
@@ -91,6 +91,6 @@ def test_gradients_of_a_shared_result_are_summed() -> None:
     )
     product = graph_specs(g)[0]
     # weight gradient: 8 + 8 in, 16 out; the two gradients of a: 8 + 8 in, 8 out
-    assert product.backward_bytes == 4 * 32 + 4 * 24
+    assert product.backward.byte_count == 4 * 32 + 4 * 24
     assert product.backward_kernels == 2
     assert product.backward_vector_flops == 8

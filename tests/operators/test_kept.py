@@ -101,5 +101,5 @@ def test_kept(what: OpCall, expected: list[str]) -> None:
 def test_nothing_is_kept_without_a_gradient(what: OpCall) -> None:
     found = spec(what, (False,) * len(what.inputs))
     assert found.saved == ()
-    assert found.backward_bytes == found.backward_kernels == found.backward_vector_flops == 0
+    assert found.backward.byte_count == found.backward_kernels == found.backward_vector_flops == 0
     assert found.input_grad_matrix_flops == found.weight_grad_matrix_flops == 0

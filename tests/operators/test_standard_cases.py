@@ -180,7 +180,7 @@ def test_every_case_is_described_and_its_splits_hold() -> None:
     for case in _cases():
         found: OpSpec = spec(case.call)
         described.add(case.call.op)
-        assert found.forward_bytes >= 0
+        assert found.forward.byte_count >= 0
         if found.view or found.origin is not Origin.RULE:
             continue
         for split in splits_of(case.call):

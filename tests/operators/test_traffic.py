@@ -51,7 +51,7 @@ def test_traffic(
     what: OpCall, forward: float, backward: float, kernels: int, backward_kernels: int, flops: float
 ) -> None:
     found = spec(what)
-    assert (found.forward_bytes, found.backward_bytes) == (forward, backward)
+    assert (found.forward.byte_count, found.backward.byte_count) == (forward, backward)
     assert (found.kernels, found.backward_kernels) == (kernels, backward_kernels)
     assert found.vector_flops == flops
 
@@ -60,9 +60,8 @@ def test_traffic(
 def test_traffic_is_float_elements_plus_fixed_bytes(what: OpCall) -> None:
     found = spec(what)
     width = next((t.dtype.bits / 8 for t in what.inputs if t is not None and t.dtype.is_float), 4)
-    for direction, total in (("forward", found.forward_bytes), ("backward", found.backward_bytes)):
-        elements, fixed = found.details[f"{direction}_float_elements"], found.details[f"{direction}_fixed_bytes"]
-        assert elements * width + fixed == pytest.approx(total)
+    for each in (found.forward, found.backward):
+        assert each.float_elements * width + each.fixed_bytes == pytest.approx(each.byte_count)
 
 
 def test_an_unknown_operator_is_said_to_be_one() -> None:
@@ -87,5 +86,5 @@ def test_recurrence_reads_its_weights_every_step() -> None:
     one = spec(call("LSTM", ["x 1 2 8", "w 1 64 8", "w 1 64 16"], ["x 1 1 2 16"], hidden_size=16))
     five = spec(call("LSTM", ["x 5 2 8", "w 1 64 8", "w 1 64 16"], ["x 5 1 2 16"], hidden_size=16))
     # 4 more steps: inputs 16, results 32, gates twice 128, recurrent weights 1024 numbers each
-    assert five.forward_bytes - one.forward_bytes == 4 * 4 * (16 + 32 + 2 * 128 + 1024)
+    assert five.forward.byte_count - one.forward.byte_count == 4 * 4 * (16 + 32 + 2 * 128 + 1024)
     assert (one.kernels, five.kernels) == (3, 11)

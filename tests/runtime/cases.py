@@ -11,10 +11,10 @@ from unittest import mock
 
 import models
 import planner
-from models import gpt
 from planner import prediction
 from planner.space import StageChoice
 from tests.models import test_values as families
+from tests.models.graphs import gpt
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,7 @@ class Case:
 
 
 def _gpt(layers: int, hidden: int, vocab: int, *, batch: int = 1, **options: Any) -> Any:
-    size = gpt.GPTSize(layers=layers, hidden=hidden, heads=4, vocab=vocab, positions=8, **options)
-    return models.build_custom(size, batch=batch, seq=8, seed=1)
+    return models.build_custom(gpt(layers, hidden, 4, vocab, 8, **options), batch=batch, seq=8, seed=1)
 
 
 def _decoder(model_type: str, **options: Any) -> Any:
@@ -56,7 +55,7 @@ def _decoder(model_type: str, **options: Any) -> Any:
 
 MODELS = {
     "gpt": lambda: _gpt(8, 16, 32),
-    "gpt, untied": lambda: _gpt(4, 16, 32, tied=False),
+    "gpt, untied": lambda: _gpt(4, 16, 32, tie_word_embeddings=False),
     "gpt, 2 samples": lambda: _gpt(4, 16, 32, batch=2),
     "gpt, 4 samples": lambda: _gpt(8, 16, 32, batch=4),
     "llama": lambda: _decoder("llama"),

@@ -8,9 +8,9 @@ import pytest
 
 import models
 import planner
-from models import gpt
 from planner import runtime
 from planner.plans import validate
+from tests.models.graphs import gpt
 from tests.runtime import cases, damaged
 
 
@@ -91,7 +91,7 @@ def test_each_block_cuts_duplicated_operators_as_it_likes() -> None:
 
 def test_a_model_of_other_sizes_is_refused() -> None:
     pytest.importorskip("torch", reason="torch is not installed")
-    wider = models.build_custom(gpt.GPTSize(layers=8, hidden=32, heads=4, vocab=32, positions=8), batch=1, seq=8)
+    wider = models.build_custom(gpt(8, 32, 4, 32, 8), batch=1, seq=8)
     with pytest.raises(planner.PlanError, match=r"weight 'transformer.wte.weight' is \[32, 32\], in the plan \[32, 16"):
         runtime.run(damaged.sound("pipeline"), wider)
 

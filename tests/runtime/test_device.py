@@ -21,6 +21,7 @@ from planner import runtime  # noqa: E402
 from planner.runtime import device as devices  # noqa: E402
 from planner.runtime import interpreter, jobs  # noqa: E402
 from planner.runtime.groups import Group  # noqa: E402
+from tests.models.graphs import gpt  # noqa: E402
 from tests.runtime import cases  # noqa: E402
 
 PLACED = (
@@ -96,8 +97,7 @@ def test_a_tensor_of_the_host_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_offloaded_tensors_leave_the_device() -> None:
     """What a plan says lies in the host's memory is gone from the device at the peak, and comes back."""
     modules = ("core_attn", "attn_proj", "mlp", "layernorm")
-    size = models.gpt.GPTSize(layers=4, hidden=64, heads=4, vocab=64, positions=128)
-    model = models.build_custom(size, batch=2, seq=128)
+    model = models.build_custom(gpt(4, 64, 4, 64, 128), batch=2, seq=128)
     graph, cluster = planner.graph_from_proto(model, name="long"), planner.load_cluster("dgx-a100")
     job = planner.Job(global_batch=2, precision="fp32", optimizer="sgd", devices=1)
     peaks, moved_bytes = [], 0

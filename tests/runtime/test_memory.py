@@ -11,7 +11,6 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import models  # noqa: E402
 import planner  # noqa: E402
-from models import gpt  # noqa: E402
 from planner import runtime  # noqa: E402
 from planner.runtime.fusing import Attention, Repeat, fused  # noqa: E402
 from planner.runtime.interpreter import run  # noqa: E402
@@ -19,6 +18,7 @@ from planner.runtime.live_bytes import LiveBytes  # noqa: E402
 from planner.runtime.model_file import Step  # noqa: E402
 from planner.runtime.operators import Context, kernels  # noqa: E402
 from planner.runtime.operators.attention import fused_attention  # noqa: E402
+from tests.models.graphs import gpt  # noqa: E402
 
 LIKE_LLAMA = {
     "model_type": "llama", "num_hidden_layers": 4, "hidden_size": 256, "intermediate_size": 688,
@@ -34,7 +34,7 @@ SIZE, SEQ = 2, 256
 def _model(name: str) -> tuple[Any, planner.Graph]:
     deep = name.startswith("deep ")  # its largest block is a layer
     layers, vocab = (8, 512) if deep else (4, 2048)
-    size: Any = gpt.GPTSize(layers=layers, hidden=256, heads=4, vocab=vocab, positions=SEQ)
+    size = gpt(layers, 256, 4, vocab, SEQ)
     if "gpt" not in name:
         like = LIKE_LLAMA if name == "llama" else LIKE_MIXTRAL
         size = models.size_of(**{**like, "num_hidden_layers": layers, "vocab_size": vocab})

@@ -14,7 +14,6 @@ import pytest
 
 import models
 import planner
-from models.gpt import GPTSize
 from planner.graph import Graph
 from planner.importers import graph_from_proto
 from planner.plans import Fault, Plan, Requirement
@@ -29,9 +28,9 @@ from planner.systems.backends import distinct, structure_of, within_limits
 from planner.systems.backends.needs import lacks
 from tests.joint.enumeration import best_s, judged
 from tests.joint.test_models import MACHINES, four, gpt, shelves
+from tests.models import graphs
 
 JOB = Job(global_batch=4, micro_batches=(1, 2), schedules=("1f1b",), precision="bf16")
-DEEP = GPTSize(layers=4, hidden=64, heads=4, vocab=128, positions=16)
 
 # orders of work, ZeRO of one stage, ZeRO of several, ranks of a group, pipelines, groups
 LIMITS: Mapping[str, tuple[set[str], set[int], set[int], str, bool, bool]] = {
@@ -116,7 +115,7 @@ def test_tensors_between_layers_lie_as_a_framework_has_them(name: str, lies: set
 @functools.cache
 def deep() -> Graph:
     """Four layers."""
-    return graph_from_proto(models.build_custom(DEEP, batch=1, seq=DEEP.positions), name="tiny")
+    return graph_from_proto(models.build_custom(graphs.gpt(4, 64, 4, 128, 16), batch=1, seq=16), name="tiny")
 
 
 def planned(*names: str, **limits: Any) -> Plan:

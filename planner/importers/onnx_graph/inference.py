@@ -23,7 +23,7 @@ from planner.importers.onnx_graph.work import (
     WorkGraph,
     WorkNode,
 )
-from planner.operators import OpCall, OutputTypes, Site, evaluate, rule_of
+from planner.operators import OpCall, OutputTypes, evaluate, rule_of
 
 if TYPE_CHECKING:
     import onnx
@@ -78,15 +78,6 @@ class Partial:
         return Partial(tuple(mine if mine is not None else theirs for mine, theirs in pairs), element)
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """Result of inference for a node: output types by position (None if unknown), values, and ONNX's error message."""
-
-    kinds: list[TensorType | None]
-    values: list[Array]
-    failure: str = ""
-
-
 class Inference:
     """ONNX's inference of single nodes, our rules behind it, and what the file says behind those.
 
@@ -111,8 +102,13 @@ class Inference:
         self._stated: dict[bytes, Partial] = {}
         self._expert_parts: dict[str, Fraction] = {}
 
-    def outputs(self, proto: onnx.NodeProto, node: WorkNode, versions: Mapping[str, int]) -> Outcome:
+    def outputs(
+        self, proto: onnx.NodeProto, node: WorkNode, versions: Mapping[str, int]
+    ) -> tuple[list[TensorType | None], list[Array], str]:
         """Infer types and, where small, values of a node's outputs. Equal calls are checked and inferred once.
+
+        Returns:
+            Types by position (None if unknown), values, and ONNX's error message.
 
         Raises:
             ModelError: the operator cannot be called so, the node makes a sequence that cannot be followed, or it
@@ -124,7 +120,7 @@ class Inference:
             self.check(proto, versions)
             partial, failure = self._standard(proto, node, versions)
             if failure:
-                return Outcome([None] * len(node.outputs), [], failure)
+                return [None] * len(node.outputs), [], failure
             known = partial, [p.complete if p is not None else None for p in partial]
             if key is not None:
                 self._inferred[key] = known
@@ -134,11 +130,11 @@ class Inference:
             kinds = [p.complete if p is not None else None for p in filled]
         held = self._work.types[node.inputs[0]].elements if node.op == "Reshape" else 0
         if held and kinds[0] is not None and kinds[0].elements != held:
-            return Outcome([None] * len(kinds), [], f"{held:,} elements do not fill {list(kinds[0].shape)}")
+            return [None] * len(kinds), [], f"{held:,} elements do not fill {list(kinds[0].shape)}"
         values = self._evaluate(node, kinds, versions.get("", self._work.opset))
         for i, value in enumerate(values[: len(kinds)]):
             kinds[i] = _type_of(value, kinds[i])
-        return Outcome(kinds, values)
+        return kinds, values, ""
 
     def follow_choice(self, node: WorkNode) -> None:
         """Track which results of a typed node select the rows of one expert of a mixture (`rows_of_expert`)."""
@@ -178,6 +174,7 @@ class Inference:
             ModelError: the node makes a sequence, or cannot take what it reads.
         """
         from onnx.checker import ValidationError
+        from onnx.helper import make_opsetid
         from onnx.shape_inference import InferenceError, infer_node_outputs
 
         fault = contradiction(node, [self._work.types[n] if n else None for n in node.inputs], self._work.values)
@@ -189,9 +186,9 @@ class Inference:
         if schema is None:
             return nothing, ""
         known = {name: self._type_proto(name) for name in proto.input if name}
-        data = self._operand_values(node)
+        data, imports = self._operand_values(node), [make_opsetid(*each) for each in versions.items()]
         try:
-            inferred = infer_node_outputs(schema, proto, known, data, None, _imports(versions), self._ir_version)
+            inferred = infer_node_outputs(schema, proto, known, data, None, imports, self._ir_version)
         except (InferenceError, ValidationError, RuntimeError, ValueError, TypeError) as error:
             return nothing, str(error).strip().splitlines()[0].removeprefix("[ShapeInferenceError] ")
         kinds = [inferred.get(name) for name in proto.output]
@@ -250,7 +247,7 @@ class Inference:
         constants = tuple(None if value is None else tuple(value.reshape(-1).tolist()) for value in values)
         call = OpCall(node.op, self._work.opset, inputs, (None,) * len(node.outputs), node.attributes, constants)
         try:
-            results = rule(Site(call, ()))
+            results = rule(call)
         except (ModelError, IndexError, ValueError, ZeroDivisionError):
             return [None] * len(node.outputs)
         return [None if f is None else Partial(f[0], _ELEMENTS[f[1]]) for f in results]
@@ -282,7 +279,10 @@ class Inference:
 
     def _type_proto(self, name: str) -> onnx.TypeProto:
         if name not in self._protos:
-            self._protos[name] = _type_proto(self._work.types[name])
+            from onnx.helper import make_tensor_type_proto
+
+            kind = self._work.types[name]
+            self._protos[name] = make_tensor_type_proto(kind.element, kind.shape)
         return self._protos[name]
 
     def _operand_values(self, node: WorkNode) -> dict[str, onnx.TensorProto]:
@@ -332,26 +332,6 @@ def _standard_form(node: onnx.NodeProto) -> onnx.NodeProto:
 def plain_domain(domain: str) -> str:
     """An operator domain, the standard one always as the empty string."""
     return "" if domain == "ai.onnx" else domain
-
-
-def _imports(versions: Mapping[str, int]) -> list[onnx.OperatorSetIdProto]:
-    from onnx import OperatorSetIdProto
-
-    return [OperatorSetIdProto(domain=domain, version=version) for domain, version in versions.items()]
-
-
-def _type_proto(kind: TensorType) -> onnx.TypeProto:
-    from onnx import TypeProto
-
-    proto = TypeProto()
-    tensor = proto.tensor_type
-    tensor.elem_type = kind.element
-    dims = tensor.shape.dim
-    for size in kind.shape:
-        dims.add().dim_value = size
-    if not kind.shape:
-        tensor.shape.SetInParent()
-    return proto
 
 
 def _type_of(value: Array, kind: TensorType | None) -> TensorType | None:

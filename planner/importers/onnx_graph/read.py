@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import math
 import mmap
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -206,15 +205,9 @@ def _strip(data: memoryview, message: str) -> list[Buffer]:
     while position < len(data):
         start = position
         key, position = _varint(data, position)
-        number, wire_type = key >> 3, key & 7
-        if wire_type != 2:
-            position = _SKIP.get(wire_type, _unknown)(data, position)
-            continue
-        length, position = _varint(data, position)
-        end = position + length
-        if end > len(data):
-            raise WireError("a field ends beyond the end of the file")
-        if length > KEEP_BYTES and (number in children or (message == "tensor" and number in _TENSOR_DATA)):
+        number = key >> 3
+        position, end = _content(data, position, key & 7)
+        if end - position > KEEP_BYTES and (number in children or (message == "tensor" and number in _TENSOR_DATA)):
             parts.append(data[copied:start])
             if number in children:
                 inner = _strip(data[position:end], children[number])
@@ -247,21 +240,19 @@ def _encode(value: int) -> bytes:
     return bytes(encoded)
 
 
-def _skip_bytes(count: int) -> Callable[[memoryview, int], int]:
-    def skip(data: memoryview, position: int) -> int:
-        if position + count > len(data):
-            raise WireError("a field is cut off")
-        return position + count
+def _content(data: memoryview, position: int, wire_type: int) -> tuple[int, int]:
+    """First and last byte of the content of a field of a wire type, the last excluded."""
+    if wire_type == 0:
+        return position, _varint(data, position)[1]
+    if wire_type == 2:
+        length, position = _varint(data, position)
+    elif wire_type in _FIXED_BYTES:
+        length = _FIXED_BYTES[wire_type]
+    else:
+        raise WireError("a field of an unknown kind")
+    if position + length > len(data):
+        raise WireError("a field ends beyond the end of the file")
+    return position, position + length
 
-    return skip
 
-
-def _unknown(data: memoryview, position: int) -> int:
-    raise WireError("a field of an unknown kind")
-
-
-_SKIP: dict[int, Callable[[memoryview, int], int]] = {
-    0: lambda data, position: _varint(data, position)[1],
-    1: _skip_bytes(8),
-    5: _skip_bytes(4),
-}
+_FIXED_BYTES = {1: 8, 5: 4}

@@ -339,10 +339,9 @@ class Resolver:
             if name and name not in self.work.types:
                 self.inference.check(proto, frame.versions)
                 self.type_of(name, node.label)
-        outcome = self.inference.outputs(proto, node, frame.versions)
-        kinds = outcome.kinds
+        kinds, values, failure = self.inference.outputs(proto, node, frame.versions)
         if not kinds or (kinds[0] is None and node.outputs[0]):
-            kinds = self._last_resort(node, kinds, outcome.failure)
+            kinds = self._last_resort(node, kinds, failure)
         self._require_declared(node, kinds)
         if None in kinds:
             self.untyped.update((o, node.label) for o, k in zip(node.outputs, kinds, strict=False) if o and k is None)
@@ -350,7 +349,7 @@ class Resolver:
             self._taint(node)
         self.emit(node, kinds)
         self.inference.follow_choice(node)
-        for name, value in zip(node.outputs, outcome.values, strict=False):
+        for name, value in zip(node.outputs, values, strict=False):
             if name and value.size <= MAX_CONSTANT_ELEMENTS:
                 self.work.values[name] = value
 

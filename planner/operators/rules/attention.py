@@ -23,9 +23,9 @@ from planner.operators.assemble import (
     streaming,
     traffic,
 )
+from planner.operators.entry import WEIGHT_AND_BIAS, JointCut, OpCall, Role, Rule, Shaped, as_first, like
 from planner.operators.flow import along_nests
 from planner.operators.rules.reduce import BACKWARD_FLOPS, FORWARD_FLOPS
-from planner.operators.site import WEIGHT_AND_BIAS, JointCut, Role, Rule, Shaped, Site, as_first, like
 from planner.operators.types import DimKind, LoopNest, OpSpec, Saved
 
 _PARALLEL, _COUPLED, _WHOLE = "b g r s e", "t u p", "d three two packed mask rows i"
@@ -64,7 +64,7 @@ class Heads:
         return 2.0 * self.scores * (self.head + self.value_head)
 
 
-def _nest(site: Site, given: dict[int, str], results: dict[int, str], heads: Heads, flops: float = 0.0) -> LoopNest:
+def _nest(call: OpCall, given: dict[int, str], results: dict[int, str], heads: Heads, flops: float = 0.0) -> LoopNest:
     """The nest over those inputs and outputs that the call has, by position."""
     if heads.key_heads <= 0 or heads.query_heads % heads.key_heads:
         raise ModelError(
@@ -73,7 +73,7 @@ def _nest(site: Site, given: dict[int, str], results: dict[int, str], heads: Hea
         )
     ratio = heads.query_heads // heads.key_heads
     left, right = (", ".join(f"?{p}:{terms}" for p, terms in side.items()) for side in (given, results))
-    return site.nest(
+    return call.nest(
         f"{left} -> {right}",
         sizes={"t": heads.keys, "g": heads.key_heads, "r": ratio, "d": heads.head, "e": heads.value_head},
         parallel=_PARALLEL,
@@ -85,7 +85,7 @@ def _nest(site: Site, given: dict[int, str], results: dict[int, str], heads: Hea
 
 
 def _spec(
-    site: Site,
+    call: OpCall,
     nest: LoopNest,
     heads: Heads,
     saved: tuple[Saved, ...],
@@ -98,7 +98,7 @@ def _spec(
     """Description of one attention.
 
     Args:
-        site: the call.
+        call: the operator and its tensors.
         nest: its loop nest.
         heads: its sizes.
         saved: what is kept besides the rows' fp32 logarithms.
@@ -108,13 +108,13 @@ def _spec(
         projections: number of projections inside the operator.
     """
     query, key, value = roles
-    bias = site.call.op == "Attention" and site.need(3)
-    written = _eager_work(site, heads) | ({"own_score_elements": float(heads.scores)} if bias else {})
+    bias = call.op == "Attention" and call.need(3)
+    written = _eager_work(call, heads) | ({"own_score_elements": float(heads.scores)} if bias else {})
     rows = keep_extra(0, heads.batch * heads.query_heads * heads.queries)
     scores = (query or key) * heads.value_head + (query + key) * heads.head + value * heads.value_head
-    again = 2.0 * heads.scores * heads.head if site.trains else 0.0
+    again = 2.0 * heads.scores * heads.head if call.trains else 0.0
     return streaming(
-        site,
+        call,
         nest,
         saved=(*saved, replace(rows, fused=True)),
         kernels=1 + projections,
@@ -134,14 +134,14 @@ def _spec(
     )
 
 
-def _eager_work(site: Site, heads: Heads) -> dict[str, float]:
+def _eager_work(call: OpCall, heads: Heads) -> dict[str, float]:
     """Traffic and kernels of an attention run step by step, less those of one kernel.
 
     Scores are written, maybe masked (read, written), normalised (read, written) and read by the product with the
     values; backward the products pass over them four times and the softmax three times; a sum's gradient is its
     operand's. Query, key and value are copied, as batched products cannot read them where they lie.
     """
-    masked = site.has(3) or site.int_attribute("is_causal", 0) or site.int_attribute("unidirectional", 0)
+    masked = call.has(3) or call.int_attribute("is_causal", 0) or call.int_attribute("unidirectional", 0)
     steps = 1 if masked else 0
     rows = heads.batch * (heads.query_heads * heads.queries * heads.head)
     rows += heads.batch * heads.key_heads * heads.keys * (heads.head + heads.value_head)
@@ -153,36 +153,36 @@ def _eager_work(site: Site, heads: Heads) -> dict[str, float]:
     }
 
 
-def _kept(site: Site, inputs: tuple[int, ...], mask: int) -> tuple[Saved, ...]:
+def _kept(call: OpCall, inputs: tuple[int, ...], mask: int) -> tuple[Saved, ...]:
     """Query, key and value; mask and result where the kernel is fused."""
-    fused = (*keep_inputs(site, mask), *keep_outputs(0))
-    return (*keep_inputs(site, *inputs), *(replace(item, fused=True) for item in fused))
+    fused = (*keep_inputs(call, mask), *keep_outputs(0))
+    return (*keep_inputs(call, *inputs), *(replace(item, fused=True) for item in fused))
 
 
-def _mask_terms(site: Site, position: int, heads: Heads) -> str:
+def _mask_terms(call: OpCall, position: int, heads: Heads) -> str:
     """A mask's dimensions, aligned from the right with batch, heads, queries and keys."""
-    if not site.has(position):
+    if not call.has(position):
         return ""
-    shape = site.input(position).shape
+    shape = call.input(position).shape
     names = ["b", "(g r)", "s", "t" if shape and shape[-1] in (1, heads.keys) else "mask"]
     return " ".join(names[len(names) - len(shape) :])
 
 
-def _padding_terms(site: Site, position: int, heads: Heads) -> str:
+def _padding_terms(call: OpCall, position: int, heads: Heads) -> str:
     """Which keys of a sample count: a length each, or a mask over keys; packed lengths belong to all samples."""
-    if not site.has(position):
+    if not call.has(position):
         return ""
-    shape = site.input(position).shape
+    shape = call.input(position).shape
     if len(shape) == 1:
         return "b" if shape[0] == heads.batch else "mask"
     keys = "t" if shape[-1] == heads.keys else "mask"
     return {2: f"b {keys}", 3: f"b s {keys}"}.get(len(shape), "b 1 rows mask")
 
 
-def _window(site: Site) -> int:
+def _window(call: OpCall) -> int:
     """Keys that a query sees at most, by the attributes of operator set 25; 0 where a side is not bounded."""
-    left, right = site.int_attribute("left_window_size", -1), site.int_attribute("right_window_size", -1)
-    right = 0 if site.int_attribute("is_causal", 0) else right
+    left, right = call.int_attribute("left_window_size", -1), call.int_attribute("right_window_size", -1)
+    right = 0 if call.int_attribute("is_causal", 0) else right
     return left + right + 1 if left >= 0 and right >= 0 else 0
 
 
@@ -193,42 +193,42 @@ def _thirds(heads: Heads, width: int) -> str:
 
 
 @Rule(ports=(0, 1, 2, 3, 4, 5), keeps_layout=True, heavy=True, joint=JointCut.RING).of("Attention")
-def attention(site: Site) -> OpSpec:
+def attention(call: OpCall) -> OpSpec:
     """The standard's attention: query, key, value of rank 3 or 4, mask, past key and value; grouped heads."""
-    q, k, v = (site.input(i).shape for i in range(3))
-    past = site.input(4).shape[2] if site.has(4) else 0
-    window = _window(site)
+    q, k, v = (call.input(i).shape for i in range(3))
+    past = call.input(4).shape[2] if call.has(4) else 0
+    window = _window(call)
     if len(q) == 4:
         heads = Heads(q[0], q[1], k[1], q[2], k[2] + past, q[3], v[3], window)
         terms, result = ["b (g r) s d", "b g u d", "b g u e"], "b (g r) s e"
     else:
-        query_heads, key_heads = site.int_attribute("q_num_heads", 0), site.int_attribute("kv_num_heads", 0)
+        query_heads, key_heads = call.int_attribute("q_num_heads", 0), call.int_attribute("kv_num_heads", 0)
         if query_heads <= 0 or key_heads <= 0:
-            raise ModelError("attention of rank 3 lacks q_num_heads or kv_num_heads", where=site.where)
+            raise ModelError("attention of rank 3 lacks q_num_heads or kv_num_heads", where=call.where)
         heads = Heads(q[0], query_heads, key_heads, q[1], k[1] + past, q[2] // query_heads, v[2] // key_heads, window)
         terms, result = ["b s (g r d)", "b u (g d)", "b u (g e)"], "b s (g r e)"
-    mask = _mask_terms(site, 3, heads)
+    mask = _mask_terms(call, 3, heads)
     given = dict(enumerate([*terms, mask, "b g p d", "b g p e", "b"]))
     results = dict(enumerate([result, "b g t d", "b g t e", "b (g r) s t"]))
-    nest = _nest(site, given, results, heads)
+    nest = _nest(call, given, results, heads)
     return _spec(
-        site,
+        call,
         nest,
         heads,
-        _kept(site, (0, 1, 2), 3),
-        (site.need(0), site.need(1) or site.need(4), site.need(2) or site.need(5)),
+        _kept(call, (0, 1, 2), 3),
+        (call.need(0), call.need(1) or call.need(4), call.need(2) or call.need(5)),
     )
 
 
-def _multi_head_results(site: Site) -> list[Shaped | None]:
-    query, count = site.input(0), site.int_attribute("num_heads", 1)
-    if site.has(2):
-        value = site.input(2).shape
+def _multi_head_results(call: OpCall) -> list[Shaped | None]:
+    query, count = call.input(0), call.int_attribute("num_heads", 1)
+    if call.has(2):
+        value = call.input(2).shape
         hidden, steps = (value[2], value[1]) if len(value) == 3 else (value[1] * value[3], value[2])
     else:
-        packed = site.input(1 if site.has(1) else 0).shape
+        packed = call.input(1 if call.has(1) else 0).shape
         hidden, steps = packed[2] * packed[4], packed[1]
-    total = steps + (site.input(6).shape[2] if site.has(6) else 0)
+    total = steps + (call.input(6).shape[2] if call.has(6) else 0)
     present = like(query, (query.shape[0], count, total, hidden // count))
     return [like(query, (*query.shape[:2], hidden)), present, present]
 
@@ -244,33 +244,33 @@ _MULTI_HEAD = {0: (3, 5), 1: (3, 4, 5), 2: (3, 4)}
     heavy=True,
     joint=JointCut.RING,
 ).of("com.microsoft.MultiHeadAttention")
-def multi_head_attention(site: Site) -> OpSpec:
+def multi_head_attention(call: OpCall) -> OpSpec:
     """Query, key, value projected already; packed as `b s h 3 d`, or key and value packed as `b t h 2 d`."""
-    q = site.input(0).shape
-    count = site.int_attribute("num_heads", 1)
-    past = site.input(6).shape[2] if site.has(6) else 0
-    result = site.output().shape
+    q = call.input(0).shape
+    count = call.int_attribute("num_heads", 1)
+    past = call.input(6).shape[2] if call.has(6) else 0
+    result = call.output().shape
     if len(q) == 5:
         heads = Heads(q[0], q[2], q[2], q[1], q[1] + past, q[4], q[4])
-        terms, roles = ["b u g three d"], (site.need(0),) * 3
+        terms, roles = ["b u g three d"], (call.need(0),) * 3
     else:
-        k = site.input(1).shape
+        k = call.input(1).shape
         head, steps = q[2] // count, k[2] if len(k) == 4 else k[1]
         heads = Heads(q[0], count, count, q[1], steps + past, head, result[2] // count)
         packed = len(k) == 5
         keys = {5: ["b u g two d"], 4: ["b g u d", "b g u e"]}.get(len(k), ["b u (g d)", "b u (g e)"])
-        terms, roles = ["b s (g d)", *keys], (site.need(0), site.need(1), site.need(1 if packed else 2))
-    given = dict(enumerate(terms)) | {4: _padding_terms(site, 4, heads), 5: _mask_terms(site, 5, heads)}
-    given |= {3: _thirds(heads, site.input(3).shape[0]) if site.has(3) else "", 6: "b g p d", 7: "b g p e"}
-    nest = _nest(site, given, {0: "b s (g e)", 1: "b g t d", 2: "b g t e"}, heads)
-    return _spec(site, nest, heads, _kept(site, (0, 1, 2), 5), roles)
+        terms, roles = ["b s (g d)", *keys], (call.need(0), call.need(1), call.need(1 if packed else 2))
+    given = dict(enumerate(terms)) | {4: _padding_terms(call, 4, heads), 5: _mask_terms(call, 5, heads)}
+    given |= {3: _thirds(heads, call.input(3).shape[0]) if call.has(3) else "", 6: "b g p d", 7: "b g p e"}
+    nest = _nest(call, given, {0: "b s (g e)", 1: "b g t d", 2: "b g t e"}, heads)
+    return _spec(call, nest, heads, _kept(call, (0, 1, 2), 5), roles)
 
 
-def _grouped_results(site: Site) -> list[Shaped | None]:
-    query, heads, groups = site.input(0), site.int_attribute("num_heads", 1), site.int_attribute("kv_num_heads", 1)
+def _grouped_results(call: OpCall) -> list[Shaped | None]:
+    query, heads, groups = call.input(0), call.int_attribute("num_heads", 1), call.int_attribute("kv_num_heads", 1)
     batch, steps, width = query.shape
-    head = width // heads if site.has(1) else width // (heads + 2 * groups)
-    total = max(site.input(3).shape[2], steps) if site.has(3) else steps
+    head = width // heads if call.has(1) else width // (heads + 2 * groups)
+    total = max(call.input(3).shape[2], steps) if call.has(3) else steps
     present = like(query, (batch, groups, total, head))
     return [like(query, (batch, steps, heads * head)), present, present]
 
@@ -287,34 +287,34 @@ _GROUPED = {0: (3,), 1: (3,), 2: (3,), 3: (4,), 4: (4,)}
     heavy=True,
     joint=JointCut.RING,
 ).of("com.microsoft.GroupQueryAttention")
-def group_query_attention(site: Site) -> OpSpec:
+def group_query_attention(call: OpCall) -> OpSpec:
     """Grouped heads with past key and value; query may hold key and value too; may rotate query and key itself.
 
     Each head may have a score of its own in the softmax (a sink), and a query may see a window of keys only.
     """
-    q = site.input(0).shape
-    query_heads, key_heads = site.int_attribute("num_heads", 1), site.int_attribute("kv_num_heads", 1)
-    packed = not site.has(1)
+    q = call.input(0).shape
+    query_heads, key_heads = call.int_attribute("num_heads", 1), call.int_attribute("kv_num_heads", 1)
+    packed = not call.has(1)
     head = q[2] // (query_heads + 2 * key_heads) if packed else q[2] // query_heads
-    past = site.input(3).shape[2] if site.has(3) else 0
-    keys = site.output(1).shape[2] if site.has_output(1) else q[1] + past
-    window = max(0, site.int_attribute("local_window_size", -1))
+    past = call.input(3).shape[2] if call.has(3) else 0
+    keys = call.output(1).shape[2] if call.has_output(1) else q[1] + past
+    window = max(0, call.int_attribute("local_window_size", -1))
     heads = Heads(q[0], query_heads, key_heads, q[1], max(keys, q[1]), head, head, window)
-    rotated = 3.0 * q[0] * q[1] * (query_heads + key_heads) * head if site.int_attribute("do_rotary", 0) else 0.0
+    rotated = 3.0 * q[0] * q[1] * (query_heads + key_heads) * head if call.int_attribute("do_rotary", 0) else 0.0
     given = {0: f"b u {_thirds(heads, q[2])}"} if packed else {0: "b s (g r d)", 1: "b u (g d)", 2: "b u (g e)"}
     given |= {3: "b g p d", 4: "b g p e", 5: "b", 11: "(g r)"}
-    if site.has(5) and len(site.input(5).shape) != 1:
+    if call.has(5) and len(call.input(5).shape) != 1:
         given[5] = "b 1"
-    nest = _nest(site, given, {0: "b s (g r e)", 1: "b g t d", 2: "b g t e"}, heads, rotated)
-    roles = (site.need(0),) * 3 if packed else (site.need(0), site.need(1), site.need(2))
-    return _spec(site, nest, heads, _kept(site, (0, 1, 2), 9), roles)
+    nest = _nest(call, given, {0: "b s (g r e)", 1: "b g t d", 2: "b g t e"}, heads, rotated)
+    roles = (call.need(0),) * 3 if packed else (call.need(0), call.need(1), call.need(2))
+    return _spec(call, nest, heads, _kept(call, (0, 1, 2), 9), roles)
 
 
-def _projected_results(site: Site) -> list[Shaped | None]:
-    x, count, sizes = site.input(0), site.int_attribute("num_heads", 1), site.ints("qkv_hidden_sizes")
+def _projected_results(call: OpCall) -> list[Shaped | None]:
+    x, count, sizes = call.input(0), call.int_attribute("num_heads", 1), call.ints("qkv_hidden_sizes")
     batch, steps, _ = x.shape
-    hidden = sizes[2] if len(sizes) == 3 else site.input(1).shape[1] // 3
-    total = steps + (site.input(4).shape[3] if site.has(4) else 0)
+    hidden = sizes[2] if len(sizes) == 3 else call.input(1).shape[1] // 3
+    total = steps + (call.input(4).shape[3] if call.has(4) else 0)
     return [like(x, (batch, steps, hidden)), like(x, (2, batch, count, total, hidden // count))]
 
 
@@ -325,26 +325,26 @@ def _projected_results(site: Site) -> list[Shaped | None]:
     ranks={0: (3,), 1: (2,), 3: _MASK, 4: (5,), 5: _MASK},
     heavy=True,
 ).of("com.microsoft.Attention")
-def projected_attention(site: Site) -> OpSpec:
+def projected_attention(call: OpCall) -> OpSpec:
     """Attention with its query, key and value projections inside: `x [b s i]`, weights `[i, 2 d + e]`."""
-    x, weight = site.input(0), site.input(1)
-    count = site.int_attribute("num_heads", 1)
-    sizes = site.ints("qkv_hidden_sizes")
+    x, weight = call.input(0), call.input(1)
+    count = call.int_attribute("num_heads", 1)
+    sizes = call.ints("qkv_hidden_sizes")
     width, value_width = (sizes[0], sizes[2]) if len(sizes) == 3 else (weight.shape[1] // 3, weight.shape[1] // 3)
-    past = site.input(4).shape[3] if site.has(4) else 0
+    past = call.input(4).shape[3] if call.has(4) else 0
     batch, steps, inner = x.shape
     heads = Heads(batch, count, count, steps, steps + past, width // count, value_width // count)
     projection = 2.0 * batch * steps * inner * weight.shape[1]
-    inside, nest = _projected_nests(site, heads, projection)
-    weighted = projection if site.need(1) and weight.kind is TensorKind.PARAMETER else 0.0
-    towards = (projection if site.need(0) else 0.0) + (projection if site.need(1) and not weighted else 0.0)
+    inside, nest = _projected_nests(call, heads, projection)
+    weighted = projection if call.need(1) and weight.kind is TensorKind.PARAMETER else 0.0
+    towards = (projection if call.need(0) else 0.0) + (projection if call.need(1) and not weighted else 0.0)
     made = keep_extra(1, batch * steps * weight.shape[1], x)
-    roles = (site.trains,) * 3
+    roles = (call.trains,) * 3
     base = _spec(
-        site,
+        call,
         nest,
         heads,
-        (made, *_kept(site, (0,), 5)),
+        (made, *_kept(call, (0,), 5)),
         roles,
         input_grad=towards,
         weight_grad=weighted,
@@ -353,10 +353,10 @@ def projected_attention(site: Site) -> OpSpec:
     return replace(base, nests=(inside, nest))
 
 
-def _projected_nests(site: Site, heads: Heads, projection: float) -> tuple[LoopNest, LoopNest]:
+def _projected_nests(call: OpCall, heads: Heads, projection: float) -> tuple[LoopNest, LoopNest]:
     """The projection, which every query needs of all steps, and the attention over it; both by sample and head."""
-    packed = _thirds(heads, site.input(1).shape[1])
-    inside = site.nest(
+    packed = _thirds(heads, call.input(1).shape[1])
+    inside = call.nest(
         f"b u i, i {packed}, ?{packed}",
         sizes={"g": heads.key_heads, "d": heads.head, "three": 3},
         parallel=_PARALLEL,
@@ -364,8 +364,8 @@ def _projected_nests(site: Site, heads: Heads, projection: float) -> tuple[LoopN
         whole=_WHOLE,
         matrix_flops=projection,
     )
-    given = {0: "b u i", 3: _padding_terms(site, 3, heads), 4: "two b g p d", 5: _mask_terms(site, 5, heads)}
-    nest = _nest(site, given, {0: "b s (g e)", 1: "two b g t d"}, heads)
+    given = {0: "b u i", 3: _padding_terms(call, 3, heads), 4: "two b g p d", 5: _mask_terms(call, 5, heads)}
+    nest = _nest(call, given, {0: "b s (g e)", 1: "two b g t d"}, heads)
     whole = tuple(replace(dim, kind=DimKind.WHOLE) if dim.name == "e" else dim for dim in nest.dims)
     return inside, replace(nest, dims=whole)
 
@@ -373,17 +373,17 @@ def _projected_nests(site: Site, heads: Heads, projection: float) -> tuple[LoopN
 @Rule(ports=(0,), travel=partial(along_nests, broadcast=False), infer=as_first, keeps_layout=True).of(
     "RotaryEmbedding", "com.microsoft.RotaryEmbedding"
 )
-def rotary_embedding(site: Site) -> OpSpec:
+def rotary_embedding(call: OpCall) -> OpSpec:
     """Pairs of elements turned by position: two products and a sum each; keeps the tables, not the input.
 
     The standard takes (x, cos, sin, ids), com.microsoft (x, ids, cos, sin).
     """
-    x = site.input(0)
-    heads = _rotary_heads(site)
+    x = call.input(0)
+    heads = _rotary_heads(call)
     names = "b g s h" if len(x.shape) == 4 else "b s (g h)" if heads else "b s h"
-    terms = {position: _table_terms(site, position) for position in (1, 2, 3) if site.has(position)}
+    terms = {position: _table_terms(call, position) for position in (1, 2, 3) if call.has(position)}
     tables = "".join(f", ?{position}:{text}" for position, text in terms.items())
-    nest = site.nest(
+    nest = call.nest(
         f"{names}{tables} -> ?{names}",
         sizes={"g": heads, "h": x.shape[-1] // heads} if heads else {},
         parallel="b g s",
@@ -391,34 +391,34 @@ def rotary_embedding(site: Site) -> OpSpec:
         whole="v f",
         vector_flops=3.0 * x.elements,
     )
-    touched = traffic(x, site.output())
-    for table in site.present()[1:]:
+    touched = traffic(x, call.output())
+    for table in call.present()[1:]:
         touched += elements_like(table, min(table.elements, x.elements))
     return streaming(
-        site,
+        call,
         nest,
-        saved=keep_inputs(site, 1, 2, 3),
+        saved=keep_inputs(call, 1, 2, 3),
         forward=touched,
         backward=touched,
         backward_flops=3.0 * x.elements,
     )
 
 
-def _rotary_heads(site: Site) -> int:
+def _rotary_heads(call: OpCall) -> int:
     """Heads in the last dimension of an input of rank 3: stated, else as wide as the tables say; 0 where unknown."""
-    x = site.input(0)
+    x = call.input(0)
     if len(x.shape) != 3:
         return 0
-    tables = [t for t in site.present()[1:] if t.dtype.is_float]
-    partly = site.int_attribute("rotary_embedding_dim", 0)
+    tables = [t for t in call.present()[1:] if t.dtype.is_float]
+    partly = call.int_attribute("rotary_embedding_dim", 0)
     head = 2 * tables[0].shape[-1] if tables and not partly else 0
-    count = site.int_attribute("num_heads", 0) or (x.shape[2] // head if head else 0)
+    count = call.int_attribute("num_heads", 0) or (x.shape[2] // head if head else 0)
     return count if count and x.shape[2] % count == 0 else 0
 
 
-def _table_terms(site: Site, position: int) -> str:
+def _table_terms(call: OpCall, position: int) -> str:
     """Tables by position `v f`, by sample and step `b s f`, or beside the heads; positions `b s`, or one offset."""
-    table = site.input(position)
+    table = call.input(position)
     if table.dtype.is_float:
         return {3: "b s f", 4: "b g s f"}.get(len(table.shape), "v f")
     return "b s" if len(table.shape) == 2 else "1"

@@ -11,64 +11,64 @@ from dataclasses import replace
 
 from planner.graph import Node
 from planner.operators.assemble import INT64_BYTES, contraction, keep_extra, keep_inputs, keep_outputs, streaming
+from planner.operators.entry import WEIGHT_AND_BIAS, OpCall, Role, Rule
 from planner.operators.flow import Flow, along_nests
 from planner.operators.nest import dim_names
 from planner.operators.rules.matmul import rounded
-from planner.operators.site import WEIGHT_AND_BIAS, Role, Rule, Site
 from planner.operators.types import LoopNest, OpSpec, Saved
 
 
 def pads_before(
-    site: Site, kernel: tuple[int, ...], spatial_in: tuple[int, ...], spatial_out: tuple[int, ...]
+    call: OpCall, kernel: tuple[int, ...], spatial_in: tuple[int, ...], spatial_out: tuple[int, ...]
 ) -> list[int]:
     """Padding in front of each spatial dimension, from `pads` or `auto_pad`."""
     rank = len(kernel)
-    mode = site.str_attribute("auto_pad", "NOTSET")
+    mode = call.str_attribute("auto_pad", "NOTSET")
     if mode in ("NOTSET", ""):
-        return list(site.ints("pads", (0,) * (2 * rank))[:rank])
+        return list(call.ints("pads", (0,) * (2 * rank))[:rank])
     if mode == "VALID":
         return [0] * rank
     before = []
-    for size, out, r, stride, dilation in zip(spatial_in, spatial_out, kernel, *_steps(site, rank), strict=True):
+    for size, out, r, stride, dilation in zip(spatial_in, spatial_out, kernel, *_steps(call, rank), strict=True):
         total = max(0, (out - 1) * stride + dilation * (r - 1) + 1 - size)
         before.append(total // 2 if mode == "SAME_UPPER" else total - total // 2)
     return before
 
 
-def _steps(site: Site, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _steps(call: OpCall, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Strides and dilations."""
-    return site.ints("strides", (1,) * rank), site.ints("dilations", (1,) * rank)
+    return call.ints("strides", (1,) * rank), call.ints("dilations", (1,) * rank)
 
 
 def window_halos(
-    site: Site, names: list[str], kernel: tuple[int, ...], spatial_in: tuple[int, ...], spatial_out: tuple[int, ...]
+    call: OpCall, names: list[str], kernel: tuple[int, ...], spatial_in: tuple[int, ...], spatial_out: tuple[int, ...]
 ) -> dict[str, int]:
     """Elements that a neighbour supplies on each side when a spatial dimension is split.
 
     A part that owns `stride` input elements per result reads `pad` elements in front of its own and
     `dilation (kernel - 1) + 1 - stride - pad` behind them; the larger of the two counts for both sides.
     """
-    before = pads_before(site, kernel, spatial_in, spatial_out)
+    before = pads_before(call, kernel, spatial_in, spatial_out)
     return {
         name: max(pad, dilation * (r - 1) + 1 - stride - pad, 0)
-        for name, r, stride, dilation, pad in zip(names, kernel, *_steps(site, len(kernel)), before, strict=True)
+        for name, r, stride, dilation, pad in zip(names, kernel, *_steps(call, len(kernel)), before, strict=True)
     }
 
 
-def conv_nest(site: Site, x: int, w: int) -> LoopNest:
+def conv_nest(call: OpCall, x: int, w: int) -> LoopNest:
     """`n (g c) (y+r), (g k) c r -> n (g k) y` over any number of spatial dimensions."""
-    data, weight, result = site.input(x).shape, site.input(w).shape, site.output().shape
-    halos = window_halos(site, dim_names("y", len(weight) - 2), weight[2:], data[2:], result[2:])
+    data, weight, result = call.input(x).shape, call.input(w).shape, call.output().shape
+    halos = window_halos(call, dim_names("y", len(weight) - 2), weight[2:], data[2:], result[2:])
     text = f"{x}:n (g c) (y+r).., {w}:(g k) c r.. -> n (g k) y.."
-    return site.nest(text, sizes={"g": site.int_attribute("group", 1)}, halos=halos, contraction=True)
+    return call.nest(text, sizes={"g": call.int_attribute("group", 1)}, halos=halos, contraction=True)
 
 
-def _channel_bias(site: Site, position: int, image: str = "y..", *, whole: str = "") -> LoopNest | None:
+def _channel_bias(call: OpCall, position: int, image: str = "y..", *, whole: str = "") -> LoopNest | None:
     """Adds one number a channel; the channel is named as in the convolution's nest."""
-    if not site.has(position):
+    if not call.has(position):
         return None
-    sizes, elements = {"g": site.int_attribute("group", 1)}, float(site.output().elements)
-    return site.nest(f"{position}:(g k) -> n (g k) {image}", sizes=sizes, whole=whole, vector_flops=elements)
+    sizes, elements = {"g": call.int_attribute("group", 1)}, float(call.output().elements)
+    return call.nest(f"{position}:(g k) -> n (g k) {image}", sizes=sizes, whole=whole, vector_flops=elements)
 
 
 def _by_sample(flow: Flow, i: int, node: Node) -> None:
@@ -79,108 +79,108 @@ def _by_sample(flow: Flow, i: int, node: Node) -> None:
 
 
 @Rule(weights=WEIGHT_AND_BIAS, travel=_by_sample, window=1, heavy=True).of("Conv", "com.microsoft.FusedConv")
-def conv(site: Site) -> OpSpec:
+def conv(call: OpCall) -> OpSpec:
     """Convolution with groups, strides, dilations and padding."""
-    return contraction(site, conv_nest(site, 0, 1), bias=_channel_bias(site, 2))
+    return contraction(call, conv_nest(call, 0, 1), bias=_channel_bias(call, 2))
 
 
 @Rule(ports=(), weights={1: Role.MATRIX}, window=1, heavy=True, quantised=True).of("ConvInteger")
-def conv_integer(site: Site) -> OpSpec:
+def conv_integer(call: OpCall) -> OpSpec:
     """Convolution of 8-bit tensors; an inference operator, no gradient passes."""
-    return contraction(site, conv_nest(site, 0, 1))
+    return contraction(call, conv_nest(call, 0, 1))
 
 
 @Rule(ports=(), weights={3: Role.MATRIX, 4: Role.QUANTIZATION, 8: Role.BIAS}, window=3, heavy=True, quantised=True).of(
     "QLinearConv"
 )
-def qlinear_conv(site: Site) -> OpSpec:
+def qlinear_conv(call: OpCall) -> OpSpec:
     """Convolution of quantised tensors with scales and zero points, its result rounded; no gradient passes."""
-    return contraction(site, rounded(conv_nest(site, 0, 3)))
+    return contraction(call, rounded(conv_nest(call, 0, 3)))
 
 
 @Rule(weights=WEIGHT_AND_BIAS, travel=_by_sample, window=1, heavy=True).of("ConvTranspose")
-def conv_transpose(site: Site) -> OpSpec:
+def conv_transpose(call: OpCall) -> OpSpec:
     """Transposed convolution: every input element is spread over a window of the result."""
     # a part of the input overlaps its neighbours' results, and padding cuts the ends: space is not split
-    text, sizes = "n (g c) y.., (g c) k r.. -> n (g k) (y+r)..", {"g": site.int_attribute("group", 1)}
-    nest = site.nest(text, sizes=sizes, whole="y..", contraction=True)
-    return contraction(site, nest, bias=_channel_bias(site, 2, "out.."))
+    text, sizes = "n (g c) y.., (g c) k r.. -> n (g k) (y+r)..", {"g": call.int_attribute("group", 1)}
+    nest = call.nest(text, sizes=sizes, whole="y..", contraction=True)
+    return contraction(call, nest, bias=_channel_bias(call, 2, "out.."))
 
 
 @Rule(weights={1: Role.MATRIX, 3: Role.BIAS}, heavy=True).of("DeformConv")
-def deform_conv(site: Site) -> OpSpec:
+def deform_conv(call: OpCall) -> OpSpec:
     """Convolution over sampled positions: a convolution's matrix work plus bilinear sampling of every tap.
 
     Torch's counter does not know the operator; its matrix product is counted here all the same.
     """
-    weight, result = site.input(1).shape, site.output().shape
-    taps = math.prod(weight[2:]) * result[0] * math.prod(result[2:]) * site.input(0).shape[1]
+    weight, result = call.input(1).shape, call.output().shape
+    taps = math.prod(weight[2:]) * result[0] * math.prod(result[2:]) * call.input(0).shape[1]
     # offsets reach anywhere in the image and are shared by groups of channels
-    nest = site.nest(
+    nest = call.nest(
         "n (g c) (y+r).., (g k) c r.., n offset y.., ?4:n mask y.. -> n (g k) y..",
-        sizes={"g": site.int_attribute("group", 1)},
+        sizes={"g": call.int_attribute("group", 1)},
         whole="y.. r.. g c offset mask",
-        matrix_flops=2.0 * taps * weight[0] / site.int_attribute("group", 1),
+        matrix_flops=2.0 * taps * weight[0] / call.int_attribute("group", 1),
         vector_flops=8.0 * taps,
     )
-    saved = keep_inputs(site, 0, 1, 2, 4) if site.trains else ()
-    bias = _channel_bias(site, 3, whole="y.. g")
-    base = contraction(site, nest, bias=bias, saved=saved, kernels=2)
+    saved = keep_inputs(call, 0, 1, 2, 4) if call.trains else ()
+    bias = _channel_bias(call, 3, whole="y.. g")
+    base = contraction(call, nest, bias=bias, saved=saved, kernels=2)
     work = nest.matrix_flops
     return replace(
         base,
-        input_grad_matrix_flops=work if any(site.need(p) for p in (0, 2, 4)) else 0.0,
-        weight_grad_matrix_flops=work if site.need(1) else 0.0,
-        backward_vector_flops=12.0 * taps if site.trains else 0.0,
+        input_grad_matrix_flops=work if any(call.need(p) for p in (0, 2, 4)) else 0.0,
+        weight_grad_matrix_flops=work if call.need(1) else 0.0,
+        backward_vector_flops=12.0 * taps if call.trains else 0.0,
     )
 
 
 @Rule().of("CausalConvWithState")
-def causal_conv(site: Site) -> OpSpec:
+def causal_conv(call: OpCall) -> OpSpec:
     """Depthwise causal convolution over time with the last inputs carried as state: `n c (t+r), c 1 r -> n c t`."""
-    nest = site.nest(
+    nest = call.nest(
         "n c (t+r), c 1 r, ?3:n c state -> n c t, ?n c state",
         whole="state t",
-        matrix_flops=2.0 * site.input(0).elements * site.input(1).shape[-1],
+        matrix_flops=2.0 * call.input(0).elements * call.input(1).shape[-1],
     )
     bias = None
-    if site.has(2):
-        bias = site.nest("2:c -> n c t", whole="t", vector_flops=float(site.output().elements))
-    return contraction(site, nest, bias=bias)
+    if call.has(2):
+        bias = call.nest("2:c -> n c t", whole="t", vector_flops=float(call.output().elements))
+    return contraction(call, nest, bias=bias)
 
 
-def _window_nest(site: Site, flops: float) -> LoopNest:
+def _window_nest(call: OpCall, flops: float) -> LoopNest:
     """`n c (y+r) -> n c y`; the result's channels and batch are the input's."""
-    x, result = site.input(0).shape, site.output().shape
-    kernel = site.ints("kernel_shape", x[2:])
+    x, result = call.input(0).shape, call.output().shape
+    kernel = call.ints("kernel_shape", x[2:])
     ys, rs = dim_names("y", len(kernel)), dim_names("r", len(kernel))
-    return site.nest(
+    return call.nest(
         "n c (y+r).. -> n c y..",
         sizes=dict(zip(rs, kernel, strict=True)),
-        halos=window_halos(site, ys, kernel, x[2:], result[2:]),
+        halos=window_halos(call, ys, kernel, x[2:], result[2:]),
         vector_flops=flops,
     )
 
 
-def _window(site: Site) -> int:
-    return math.prod(site.ints("kernel_shape", site.input(0).shape[2:]))
+def _window(call: OpCall) -> int:
+    return math.prod(call.ints("kernel_shape", call.input(0).shape[2:]))
 
 
 @Rule(ports=(0,), window=-1).of("MaxPool")
-def max_pool(site: Site) -> OpSpec:
+def max_pool(call: OpCall) -> OpSpec:
     """Largest element of each window; the places are output 1 where asked for, else made."""
-    elements = site.output().elements
+    elements = call.output().elements
     places: Saved = keep_extra(0, elements, bits=8 * INT64_BYTES)
-    if site.has_output(1):
+    if call.has_output(1):
         (places,) = keep_outputs(1)
-    nest = _window_nest(site, float(_window(site) * elements))
-    return streaming(site, nest, saved=(*keep_inputs(site, 0), places), backward_flops=float(elements))
+    nest = _window_nest(call, float(_window(call) * elements))
+    return streaming(call, nest, saved=(*keep_inputs(call, 0), places), backward_flops=float(elements))
 
 
 @Rule(ports=(0,), window=-1).of("AveragePool", "LpPool")
-def pool(site: Site) -> OpSpec:
+def pool(call: OpCall) -> OpSpec:
     """Mean, or p-norm, of each window; the input is kept, of a norm the result too."""
-    normed = site.call.op == "LpPool"
-    flops = float((3 if normed else 1) * _window(site) * site.output().elements)
-    saved = (*keep_inputs(site, 0), *(keep_outputs(0) if normed else ()))
-    return streaming(site, _window_nest(site, flops), saved=saved, backward_flops=flops)
+    normed = call.op == "LpPool"
+    flops = float((3 if normed else 1) * _window(call) * call.output().elements)
+    saved = (*keep_inputs(call, 0), *(keep_outputs(0) if normed else ()))
+    return streaming(call, _window_nest(call, flops), saved=saved, backward_flops=flops)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from planner.graph import TensorKind
 from planner.operators.assemble import (
-    Traffic,
     keep_extra,
     keep_inputs,
     keep_letters,
@@ -21,15 +20,15 @@ from planner.operators.assemble import (
     streaming,
     traffic,
 )
-from planner.operators.site import (
+from planner.operators.entry import (
+    OpCall,
     Role,
     Rule,
     Shaped,
-    Site,
     as_first,
     like,
 )
-from planner.operators.types import LoopNest, OpSpec, Saved
+from planner.operators.types import LoopNest, OpSpec, Saved, Traffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,27 +101,27 @@ BITWISE = ("BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor")
 
 
 def broadcast_nest(
-    site: Site, positions: tuple[int, ...], vector_flops: float, *, coupled: Iterable[int] = ()
+    call: OpCall, positions: tuple[int, ...], vector_flops: float, *, coupled: Iterable[int] = ()
 ) -> LoopNest:
     """Operands aligned from the right, size 1 broadcast, all results of one shape.
 
     Every dimension is parallel but those of the results, by number, whose points depend on each other.
     """
-    outputs = [p for p in range(len(site.call.outputs)) if site.has_output(p)] or [0]
-    rank = len(site.output(outputs[0]).shape)
+    outputs = [p for p in range(len(call.outputs)) if call.has_output(p)] or [0]
+    rank = len(call.output(outputs[0]).shape)
     text = f"{', '.join(f'{p}:d..' for p in positions)} -> {', '.join(f'{p}:d..' for p in outputs)}"
-    return site.nest(text, coupled=" ".join(f"d{k % rank}" for k in coupled), vector_flops=vector_flops)
+    return call.nest(text, coupled=" ".join(f"d{k % rank}" for k in coupled), vector_flops=vector_flops)
 
 
-def _unary(site: Site) -> OpSpec:
-    entry = UNARY[site.call.op]
-    elements = site.output().elements
-    nest = broadcast_nest(site, (0,), entry.forward * elements)
-    return streaming(site, nest, saved=keep_letters(site, entry.keeps), backward_flops=entry.backward * elements)
+def _unary(call: OpCall) -> OpSpec:
+    entry = UNARY[call.op]
+    elements = call.output().elements
+    nest = broadcast_nest(call, (0,), entry.forward * elements)
+    return streaming(call, nest, saved=keep_letters(call, entry.keeps), backward_flops=entry.backward * elements)
 
 
-def _comparison(site: Site) -> OpSpec:
-    return streaming(site, broadcast_nest(site, (0, 1), float(site.output().elements)))
+def _comparison(call: OpCall) -> OpSpec:
+    return streaming(call, broadcast_nest(call, (0, 1), float(call.output().elements)))
 
 
 for _op, _entry in UNARY.items():
@@ -138,16 +137,16 @@ Rule(ports=(), folds=True).register(*COMPARISONS, build=_comparison)
 Rule(ports=()).register(*BITWISE, build=_comparison)
 
 
-def _small(site: Site, position: int) -> bool:
-    return site.input(position).elements < site.output().elements
+def _small(call: OpCall, position: int) -> bool:
+    return call.input(position).elements < call.output().elements
 
 
-def _sum_backward(site: Site) -> tuple[Traffic, int]:
+def _sum_backward(call: OpCall) -> tuple[Traffic, int]:
     """Backward of a sum: an operand of full size shares the result's gradient, a broadcast one is summed up."""
-    summed = [p for p in range(len(site.needs)) if site.need(p) and _small(site, p)]
+    summed = [p for p in range(len(call.needs)) if call.need(p) and _small(call, p)]
     total = Traffic()
     for position in summed:
-        total += traffic(site.output(), site.input(position))
+        total += traffic(call.output(), call.input(position))
     return total, len(summed)
 
 
@@ -157,21 +156,21 @@ def _sum_backward(site: Site) -> tuple[Traffic, int]:
 @Rule(folds=True, keeps_layout=True, weights={1: Role.ADDED}, neutral={1: 0.0}, linear=True).of("Sub")
 @Rule(folds=True, linear=True).of("Sum")
 @Rule().of("Mean")
-def add(site: Site) -> OpSpec:
+def add(call: OpCall) -> OpSpec:
     """Sums, differences, means of several tensors; nothing is kept."""
-    positions = tuple(p for p in range(len(site.call.inputs)) if site.has(p))
-    elements = site.output().elements
-    nest = broadcast_nest(site, positions, float(max(1, len(positions) - 1)) * elements)
-    backward, kernels = _sum_backward(site)
-    if site.call.op in ("Sub", "Mean") and site.trains:
-        scaled = tuple(p for p in positions if site.need(p) and not _small(site, p))
-        if site.call.op == "Sub":
+    positions = tuple(p for p in range(len(call.inputs)) if call.has(p))
+    elements = call.output().elements
+    nest = broadcast_nest(call, positions, float(max(1, len(positions) - 1)) * elements)
+    backward, kernels = _sum_backward(call)
+    if call.op in ("Sub", "Mean") and call.trains:
+        scaled = tuple(p for p in positions if call.need(p) and not _small(call, p))
+        if call.op == "Sub":
             scaled = tuple(p for p in scaled if p == 1)
         for position in scaled:
-            backward += traffic(site.output(), site.input(position))
+            backward += traffic(call.output(), call.input(position))
             kernels += 1
     return streaming(
-        site,
+        call,
         nest,
         backward=backward,
         backward_kernels=kernels,
@@ -179,106 +178,106 @@ def add(site: Site) -> OpSpec:
     )
 
 
-def _needed_backward(site: Site, saved: tuple[Saved, ...]) -> Traffic:
+def _needed_backward(call: OpCall, saved: tuple[Saved, ...]) -> Traffic:
     """One kernel an operand: the result's gradient and what was kept in, the operand's gradient out.
 
     A broadcast operand's gradient is first made at full size, then summed.
     """
     total = Traffic()
-    for position in range(len(site.needs)):
-        if not site.need(position):
+    for position in range(len(call.needs)):
+        if not call.need(position):
             continue
-        full = site.output()
-        total += traffic(full, full if _small(site, position) else site.input(position))
-        if _small(site, position):
-            total += traffic(full, site.input(position))
-    resident = (t for t in site.present() if t.kind in (TensorKind.PARAMETER, TensorKind.CONSTANT))
-    return total + saved_traffic(site, saved) + traffic(*resident)
+        full = call.output()
+        total += traffic(full, full if _small(call, position) else call.input(position))
+        if _small(call, position):
+            total += traffic(full, call.input(position))
+    resident = (t for t in call.present() if t.kind in (TensorKind.PARAMETER, TensorKind.CONSTANT))
+    return total + saved_traffic(call, saved) + traffic(*resident)
 
 
 def _binary(
-    site: Site, keep: tuple[int, ...], forward: float, backward: float, outputs: tuple[int, ...] = ()
+    call: OpCall, keep: tuple[int, ...], forward: float, backward: float, outputs: tuple[int, ...] = ()
 ) -> OpSpec:
-    elements = site.output().elements
-    saved = (*keep_inputs(site, *keep), *keep_outputs(*outputs))
-    count = sum(site.needs[:2])
+    elements = call.output().elements
+    saved = (*keep_inputs(call, *keep), *keep_outputs(*outputs))
+    count = sum(call.needs[:2])
     return streaming(
-        site,
-        broadcast_nest(site, (0, 1), forward * elements),
+        call,
+        broadcast_nest(call, (0, 1), forward * elements),
         saved=saved,
-        backward=_needed_backward(site, saved),
+        backward=_needed_backward(call, saved),
         backward_flops=backward * elements * count,
-        backward_kernels=count + sum(site.need(p) and _small(site, p) for p in (0, 1)),
+        backward_kernels=count + sum(call.need(p) and _small(call, p) for p in (0, 1)),
     )
 
 
 @Rule(folds=True, keeps_layout=True, weights={0: Role.SCALE, 1: Role.SCALE}, neutral={0: 1.0, 1: 1.0}).of("Mul")
-def multiply(site: Site) -> OpSpec:
+def multiply(call: OpCall) -> OpSpec:
     """A factor is kept when the other one needs a gradient."""
-    return _binary(site, tuple(1 - p for p in (0, 1) if site.need(p)), 1, 1)
+    return _binary(call, tuple(1 - p for p in (0, 1) if call.need(p)), 1, 1)
 
 
 @Rule(folds=True, keeps_layout=True, weights={1: Role.SCALE}, neutral={1: 1.0}).of("Div")
-def divide(site: Site) -> OpSpec:
+def divide(call: OpCall) -> OpSpec:
     """The divisor is kept for either gradient, the dividend for the divisor's."""
-    return _binary(site, (0, 1) if site.need(1) else (1,), 1, 2)
+    return _binary(call, (0, 1) if call.need(1) else (1,), 1, 2)
 
 
 @Rule(folds=True, keeps_layout=True, neutral={1: 1.0}).of("Pow")
-def power(site: Site) -> OpSpec:
+def power(call: OpCall) -> OpSpec:
     """The base is kept; with an exponent that needs a gradient also exponent and result."""
-    if site.need(1):
-        return _binary(site, (0, 1), 8, 8, (0,))
-    return _binary(site, (0, 1), 8 if _general_power(site) else 2, 9 if _general_power(site) else 3)
+    if call.need(1):
+        return _binary(call, (0, 1), 8, 8, (0,))
+    return _binary(call, (0, 1), 8 if _general_power(call) else 2, 9 if _general_power(call) else 3)
 
 
-def _general_power(site: Site) -> bool:
-    value = site.call.constants[1] if len(site.call.constants) > 1 else None
+def _general_power(call: OpCall) -> bool:
+    value = call.constants[1] if len(call.constants) > 1 else None
     return value is None or any(float(v) not in (0.5, 1.0, 2.0, 3.0) for v in value)
 
 
 @Rule(folds=True).of("Mod")
-def modulo(site: Site) -> OpSpec:
+def modulo(call: OpCall) -> OpSpec:
     """Remainder; only the divisor's gradient needs anything."""
-    return _binary(site, (0, 1) if site.need(1) else (), 4, 2)
+    return _binary(call, (0, 1) if call.need(1) else (), 4, 2)
 
 
 @Rule(folds=True, keeps_layout=True).of("Max")
 @Rule(folds=True, keeps_layout=True).of("Min")
-def extremum(site: Site) -> OpSpec:
+def extremum(call: OpCall) -> OpSpec:
     """Largest or smallest of several tensors; all are kept."""
-    positions = tuple(p for p in range(len(site.call.inputs)) if site.has(p))
-    elements = site.output().elements
+    positions = tuple(p for p in range(len(call.inputs)) if call.has(p))
+    elements = call.output().elements
     return streaming(
-        site,
-        broadcast_nest(site, positions, float(max(1, len(positions) - 1)) * elements),
-        saved=keep_inputs(site, *positions) if len(positions) > 1 else (),
+        call,
+        broadcast_nest(call, positions, float(max(1, len(positions) - 1)) * elements),
+        saved=keep_inputs(call, *positions) if len(positions) > 1 else (),
         backward_flops=2.0 * elements * len(positions),
         backward_kernels=len(positions),
     )
 
 
 @Rule(ports=(1, 2), folds=True, keeps_layout=True).of("Where")
-def where(site: Site) -> OpSpec:
+def where(call: OpCall) -> OpSpec:
     """Choice between two tensors; the condition is kept."""
-    elements = site.output().elements
+    elements = call.output().elements
     return streaming(
-        site,
-        broadcast_nest(site, (0, 1, 2), float(elements)),
-        saved=keep_inputs(site, 0),
-        backward_flops=float(elements * sum(site.needs)),
-        backward_kernels=sum(site.needs),
+        call,
+        broadcast_nest(call, (0, 1, 2), float(elements)),
+        saved=keep_inputs(call, 0),
+        backward_flops=float(elements * sum(call.needs)),
+        backward_kernels=sum(call.needs),
     )
 
 
 @Rule(keeps_layout=True, weights={1: Role.MATRIX}).of("PRelu")
-def prelu(site: Site) -> OpSpec:
+def prelu(call: OpCall) -> OpSpec:
     """Leaky ReLU with a learned slope; input and slope are kept."""
-    return _binary(site, (0, 1), 2, 2)
+    return _binary(call, (0, 1), 2, 2)
 
 
-def _half_results(site: Site) -> list[Shaped | None]:
-    x = site.input(0)
+def _half_results(call: OpCall) -> list[Shaped | None]:
+    x = call.input(0)
     return [like(x, (*x.shape[:-1], x.shape[-1] // 2))]
 
 
@@ -287,22 +286,22 @@ Rule(infer=_half_results, weights={1: Role.BIAS}).register("com.microsoft.BiasSp
 
 
 @Rule(infer=as_first, keeps_layout=True, weights={1: Role.BIAS}).of("com.microsoft.BiasGelu")
-def bias_gelu(site: Site) -> OpSpec:
+def bias_gelu(call: OpCall) -> OpSpec:
     """Bias added, then GELU, in one kernel; the sum is made and kept."""
-    x = site.input(0)
-    nest = broadcast_nest(site, (0, 1), 13.0 * x.elements)
+    x = call.input(0)
+    nest = broadcast_nest(call, (0, 1), 13.0 * x.elements)
     return streaming(
-        site, nest, saved=(keep_extra(0, x.elements, x),), backward_flops=17.0 * x.elements, backward_kernels=2
+        call, nest, saved=(keep_extra(0, x.elements, x),), backward_flops=17.0 * x.elements, backward_kernels=2
     )
 
 
 @Rule().of("SwiGLU")
-def swiglu(site: Site) -> OpSpec:
+def swiglu(call: OpCall) -> OpSpec:
     """Product of one half with the Swish of the other, both kept."""
-    elements = site.output().elements
-    positions = tuple(p for p in range(len(site.call.inputs)) if site.has(p) and site.input(p).dtype.is_float)
+    elements = call.output().elements
+    positions = tuple(p for p in range(len(call.inputs)) if call.has(p) and call.input(p).dtype.is_float)
     nest = LoopNest((), (), (), vector_flops=8.0 * elements)
-    same = all(site.input(p).shape == site.output().shape for p in positions)
+    same = all(call.input(p).shape == call.output().shape for p in positions)
     if same:
-        nest = broadcast_nest(site, positions, 8.0 * elements)
-    return streaming(site, nest, saved=keep_inputs(site, *positions), backward_flops=12.0 * elements)
+        nest = broadcast_nest(call, positions, 8.0 * elements)
+    return streaming(call, nest, saved=keep_inputs(call, *positions), backward_flops=12.0 * elements)

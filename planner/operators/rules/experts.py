@@ -10,28 +10,28 @@ import math
 
 from planner.graph import TensorKind
 from planner.operators.assemble import elements_like, gradient_traffic, keep_extra, keep_inputs, streaming, traffic
+from planner.operators.entry import JointCut, OpCall, Role, Rule, as_first
 from planner.operators.nest import dim_names
-from planner.operators.site import JointCut, Role, Rule, Site, as_first
 from planner.operators.types import LoopNest, OpSpec
 
 _MATRICES, _SECOND_BIAS = (2, 4, 6), 5
 """Positions of the experts' matrices, first to third, and of the bias of the second."""
 
 
-def _nests(site: Site, weights: tuple[int, ...], matrix_flops: float, vector_flops: float) -> tuple[LoopNest, ...]:
+def _nests(call: OpCall, weights: tuple[int, ...], matrix_flops: float, vector_flops: float) -> tuple[LoopNest, ...]:
     """Rows are parallel; experts split into partial sums, each rank adding what its own experts contribute.
 
     Where the inner width can be read off the shapes it may be cut too: both products, nothing in between being summed.
     The second bias is added once, in a nest of its own.
     """
-    rank = len(site.input(0).shape)
+    rank = len(call.input(0).shape)
     rows = dim_names("m", rank - 1)
-    flat = " ".join(rows) if len(site.input(1).shape) == rank else f"({' '.join(rows)})"
-    inner = _inner_terms(site, weights)
-    own_terms = {p: term for p in _of_experts(site) if (term := _own_terms(site, p, inner)) is not None}
+    flat = " ".join(rows) if len(call.input(1).shape) == rank else f"({' '.join(rows)})"
+    inner = _inner_terms(call, weights)
+    own_terms = {p: term for p in _of_experts(call) if (term := _own_terms(call, p, inner)) is not None}
     given = "".join(f", ?{p}:{term}" for p, term in own_terms.items())
-    widths = " ".join(f"w{p}_{k}" for p in own_terms for k in range(len(site.input(p).shape) - 1))
-    nest = site.nest(
+    widths = " ".join(f"w{p}_{k}" for p in own_terms for k in range(len(call.input(p).shape) - 1))
+    nest = call.nest(
         f"m.. h, {flat} e{given} -> m.. h",
         sizes={"half": 2},
         reduced="e f",
@@ -39,25 +39,25 @@ def _nests(site: Site, weights: tuple[int, ...], matrix_flops: float, vector_flo
         matrix_flops=matrix_flops,
         vector_flops=vector_flops,
     )
-    if not (inner and site.has(_SECOND_BIAS)):
+    if not (inner and call.has(_SECOND_BIAS)):
         return (nest,)
-    return nest, site.nest(f"{_SECOND_BIAS}:e h -> m.. h", reduced="e", whole="h")
+    return nest, call.nest(f"{_SECOND_BIAS}:e h -> m.. h", reduced="e", whole="h")
 
 
-def _of_experts(site: Site) -> list[int]:
+def _of_experts(call: OpCall) -> list[int]:
     """Positions of everything that is stored once an expert: matrices, biases, scales."""
-    experts = site.input(1).shape[-1]
-    given = [p for p in range(2, len(site.call.inputs)) if site.has(p)]
-    return [p for p in given if site.input(p).shape[:1] == (experts,) and len(site.input(p).shape) > 1]
+    experts = call.input(1).shape[-1]
+    given = [p for p in range(2, len(call.inputs)) if call.has(p)]
+    return [p for p in given if call.input(p).shape[:1] == (experts,) and len(call.input(p).shape) > 1]
 
 
-def _inner_terms(site: Site, weights: tuple[int, ...]) -> dict[int, str]:
+def _inner_terms(call: OpCall, weights: tuple[int, ...]) -> dict[int, str]:
     """Terms of plain matrices and biases with the inner width as `f`; empty where shapes leave it open.
 
     The first matrix is stored `[e f h]`, in older models `[e h f]`, the second the other way round; a gate fused into
     the first lies beside it (`half f`) or alternates with it (`f half`).
     """
-    hidden, first, second = site.input(0).shape[-1], site.input(weights[0]).shape[1:], site.input(weights[1]).shape[1:]
+    hidden, first, second = call.input(0).shape[-1], call.input(weights[0]).shape[1:], call.input(weights[1]).shape[1:]
     if len(first) != 2 or len(second) != 2:
         return {}
     turned = first[1] != hidden
@@ -65,7 +65,7 @@ def _inner_terms(site: Site, weights: tuple[int, ...]) -> dict[int, str]:
     expected = ((hidden, wide), (width, hidden)) if turned else ((wide, hidden), (hidden, width))
     if (first, second) != expected or wide not in (width, 2 * width):
         return {}
-    beside = site.int_attribute("swiglu_fusion", 0) == 2
+    beside = call.int_attribute("swiglu_fusion", 0) == 2
     fused = "f" if wide == width else "(half f)" if beside else "(f half)"
     terms = {weights[0]: f"e h {fused}" if turned else f"e {fused} h", weights[1]: "e f h" if turned else "e h f"}
     terms |= {3: f"e {fused}", _SECOND_BIAS: "e h"}
@@ -74,15 +74,15 @@ def _inner_terms(site: Site, weights: tuple[int, ...]) -> dict[int, str]:
     return terms
 
 
-def _own_terms(site: Site, position: int, inner: dict[int, str]) -> str | None:
+def _own_terms(call: OpCall, position: int, inner: dict[int, str]) -> str | None:
     """Dimensions of something stored once an expert; None for what has a nest of its own."""
     if inner:
         return None if position == _SECOND_BIAS else inner.get(position)
-    return " ".join(["e", *dim_names(f"w{position}_", len(site.input(position).shape) - 1)])
+    return " ".join(["e", *dim_names(f"w{position}_", len(call.input(position).shape) - 1)])
 
 
-def _weight(site: Site, position: int) -> bool:
-    return site.need(position) and site.input(position).kind is TensorKind.PARAMETER
+def _weight(call: OpCall, position: int) -> bool:
+    return call.need(position) and call.input(position).kind is TensorKind.PARAMETER
 
 
 @Rule(
@@ -92,33 +92,33 @@ def _weight(site: Site, position: int) -> bool:
     heavy=True,
     joint=JointCut.EXPERTS,
 ).of("com.microsoft.MoE")
-def experts(site: Site) -> OpSpec:
+def experts(call: OpCall) -> OpSpec:
     """Rows, router's scores, then matrix and bias of the first, second and (gated networks) third layer."""
-    x, router = site.input(0), site.input(1)
-    second = site.input(_MATRICES[1])
-    weights = tuple(p for p in _MATRICES if site.has(p))
+    x, router = call.input(0), call.input(1)
+    second = call.input(_MATRICES[1])
+    weights = tuple(p for p in _MATRICES if call.has(p))
     rows, hidden = math.prod(x.shape[:-1]), x.shape[-1]
     experts = router.shape[-1]
-    chosen = min(site.int_attribute("k", 1), experts)
-    stored = sum(site.input(p).elements for p in weights)
+    chosen = min(call.int_attribute("k", 1), experts)
+    stored = sum(call.input(p).elements for p in weights)
     work = 2.0 * rows * chosen * stored / max(1, experts)
     inner = second.elements / max(1, experts * hidden)
     widths = stored / max(1, experts * hidden) - inner
     touched = min(1.0, rows * chosen / max(1, experts))
-    forward = traffic(x, router, site.output())
-    for position in _of_experts(site):
-        tensor = site.input(position)
+    forward = traffic(x, router, call.output())
+    for position in _of_experts(call):
+        tensor = call.input(position)
         forward += elements_like(tensor, tensor.elements * touched)
     forward += elements_like(x, 2.0 * rows * chosen * (hidden + widths + inner))
     # rows gathered by expert, what goes into the activation, what comes out of it
-    saved = (*keep_inputs(site, 0, 1), keep_extra(0, rows * chosen * (hidden + widths + inner), x))
-    weighted = sum(2.0 * rows * chosen * site.input(p).elements / max(1, experts) for p in weights if _weight(site, p))
+    saved = (*keep_inputs(call, 0, 1), keep_extra(0, rows * chosen * (hidden + widths + inner), x))
+    weighted = sum(2.0 * rows * chosen * call.input(p).elements / max(1, experts) for p in weights if _weight(call, p))
     return streaming(
-        site,
-        _nests(site, weights, work, 10.0 * rows * chosen * inner),
+        call,
+        _nests(call, weights, work, 10.0 * rows * chosen * inner),
         saved=saved,
         forward=forward,
-        backward=gradient_traffic(site, saved) + forward,
+        backward=gradient_traffic(call, saved) + forward,
         kernels=3 + len(weights),
         backward_kernels=3 + 2 * len(weights),
         backward_flops=15.0 * rows * chosen * inner,

@@ -9,30 +9,29 @@ from functools import partial
 from planner.graph import Node, Tensor, TensorKind
 from planner.operators.assemble import (
     ALIAS,
-    Traffic,
     elements_like,
     keep_inputs,
     keep_outputs,
     streaming,
     traffic,
 )
+from planner.operators.entry import OpCall, Role, Rule, Shaped, like
 from planner.operators.flow import BatchFactor, Flow, along_nests, places
-from planner.operators.site import Role, Rule, Shaped, Site, like
-from planner.operators.types import LoopNest, OpSpec
+from planner.operators.types import LoopNest, OpSpec, Traffic
 
 
 def _picked(table: Tensor, indices: Tensor, result: Tensor) -> Traffic:
     return traffic(indices, result) + elements_like(table, result.elements)
 
 
-def _pick(site: Site, nest: LoopNest, *, kept: tuple[int, ...] = (1,)) -> OpSpec:
+def _pick(call: OpCall, nest: LoopNest, *, kept: tuple[int, ...] = (1,)) -> OpSpec:
     """A gather: touched rows in, result out; backward adds the result's gradient to the touched rows."""
-    table, indices, result = site.input(0), site.input(1), site.output()
+    table, indices, result = call.input(0), call.input(1), call.output()
     backward = _picked(table, indices, result) + elements_like(table, result.elements)
     return streaming(
-        site,
+        call,
         nest,
-        saved=keep_inputs(site, *kept),
+        saved=keep_inputs(call, *kept),
         forward=_picked(table, indices, result),
         backward=backward,
         backward_flops=float(result.elements),
@@ -46,7 +45,7 @@ def _gather_travel(flow: Flow, i: int, node: Node) -> None:
     Constant indices that pick every place once follow the batch. Other fixed positions end it, where the rest allows.
     """
     data, indices = flow.of(node.inputs[0]), flow.of(node.inputs[1])
-    axis = flow.site(i).axis("axis", 0, len(data))
+    axis = flow.call(i).axis("axis", 0, len(data))
     mark, picks = data[axis], flow.shape(node.inputs[1])
     if mark is not None and not any(indices):
         fitting = places(mark.inner, flow.batch, picks)
@@ -66,48 +65,48 @@ def _picks_all(flow: Flow, node: Node, axis: int) -> bool:
     return sorted(values) == list(range(size))
 
 
-def _is_selection(site: Site) -> bool:
+def _is_selection(call: OpCall) -> bool:
     """Whether one fixed position of an activation or input is picked by a number: a view, where a list is a copy."""
-    fixed = site.has(1) and not site.input(1).shape and site.constant_ints(1) is not None
-    return fixed and site.input(0).kind in (TensorKind.ACTIVATION, TensorKind.INPUT)
+    fixed = call.has(1) and not call.input(1).shape and call.constant_ints(1) is not None
+    return fixed and call.input(0).kind in (TensorKind.ACTIVATION, TensorKind.INPUT)
 
 
-def _selected_strides(site: Site, strides: tuple[int, ...]) -> tuple[int, ...] | None:
+def _selected_strides(call: OpCall, strides: tuple[int, ...]) -> tuple[int, ...] | None:
     """The strides without the axis that one position is picked of."""
-    axis = site.axis("axis", 0, len(strides))
-    return (*strides[:axis], *strides[axis + 1 :]) if _is_selection(site) else None
+    axis = call.axis("axis", 0, len(strides))
+    return (*strides[:axis], *strides[axis + 1 :]) if _is_selection(call) else None
 
 
 _TABLE = Rule(ports=(0,), rearranges=True, weights={0: Role.TABLE})
 
 
 @replace(_TABLE, travel=_gather_travel, folds=True, strides=_selected_strides).of("Gather")
-def gather(site: Site) -> OpSpec:
+def gather(call: OpCall) -> OpSpec:
     """Rows of a table by index: `v d, b s -> b s d`; a split of v gives partial sums, each row held by one rank."""
-    table = site.input(0)
-    axis = site.axis("axis", 0, len(table.shape))
-    spec = _pick(site, site.nest("a.. v c.., i.. -> a.. i.. c..", runs={"a": axis, "c": len(table.shape) - axis - 1}))
-    return replace(spec, details={**spec.details, **ALIAS}) if _is_selection(site) else spec
+    table = call.input(0)
+    axis = call.axis("axis", 0, len(table.shape))
+    spec = _pick(call, call.nest("a.. v c.., i.. -> a.. i.. c..", runs={"a": axis, "c": len(table.shape) - axis - 1}))
+    return replace(spec, details={**spec.details, **ALIAS}) if _is_selection(call) else spec
 
 
 @replace(_TABLE, folds=True).of("GatherElements")
-def gather_elements(site: Site) -> OpSpec:
+def gather_elements(call: OpCall) -> OpSpec:
     """One element for each index along an axis; torch keeps the table too."""
-    table = site.input(0)
-    axis = site.axis("axis", 0, len(table.shape))
+    table = call.input(0)
+    axis = call.axis("axis", 0, len(table.shape))
     left, right = [], []
-    for k, (size, count) in enumerate(zip(table.shape, site.input(1).shape, strict=True)):
+    for k, (size, count) in enumerate(zip(table.shape, call.input(1).shape, strict=True)):
         left.append(f"d{k}" if k != axis and size == count else f"v{k}")
         right.append(f"d{k}")
     whole = " ".join(f"v{k}" for k in range(len(left)) if k != axis)
-    nest = site.nest(f"{' '.join(left)}, {' '.join(right)} -> {' '.join(right)}", whole=whole)
-    return _pick(site, nest, kept=(0, 1))
+    nest = call.nest(f"{' '.join(left)}, {' '.join(right)} -> {' '.join(right)}", whole=whole)
+    return _pick(call, nest, kept=(0, 1))
 
 
 def _gather_nd_travel(flow: Flow, i: int, node: Node) -> None:
     """Tuples that pick along the batch are one a sample, though a constant may hold them."""
     table, indices = node.inputs[:2]
-    start, depth = flow.site(i).int_attribute("batch_dims", 0), flow.shape(indices)[-1]
+    start, depth = flow.call(i).int_attribute("batch_dims", 0), flow.shape(indices)[-1]
     if any(flow.of(table)[start : start + depth]) and not any(flow.of(indices)):
         if flow.shape(indices)[0] != flow.batch or len(flow.shape(indices)) < 2:
             raise flow.fail(i, "picks fixed positions along the batch")
@@ -116,70 +115,70 @@ def _gather_nd_travel(flow: Flow, i: int, node: Node) -> None:
 
 
 @replace(_TABLE, travel=_gather_nd_travel).of("GatherND")
-def gather_nd(site: Site) -> OpSpec:
+def gather_nd(call: OpCall) -> OpSpec:
     """Slices of a table, each found by a tuple of indices."""
-    runs = {"b": site.int_attribute("batch_dims", 0), "v": site.input(1).shape[-1]}
-    return _pick(site, site.nest("b.. v.. c.., b.. i.. q -> b.. i.. c..", runs=runs, whole="q"))
+    runs = {"b": call.int_attribute("batch_dims", 0), "v": call.input(1).shape[-1]}
+    return _pick(call, call.nest("b.. v.. c.., b.. i.. q -> b.. i.. c..", runs=runs, whole="q"))
 
 
-def _place(site: Site, nest: LoopNest) -> OpSpec:
+def _place(call: OpCall, nest: LoopNest) -> OpSpec:
     """A scatter: the data copied, the updates laid over it; backward copies once more and gathers."""
-    data, indices, updates = site.input(0), site.input(1), site.input(2)
-    forward = traffic(data, site.output(), indices, updates) + elements_like(data, updates.elements)
+    data, indices, updates = call.input(0), call.input(1), call.input(2)
+    forward = traffic(data, call.output(), indices, updates) + elements_like(data, updates.elements)
     backward = Traffic()
-    if site.need(0):
-        backward += traffic(site.output(), data, indices)
-    if site.need(2):
+    if call.need(0):
+        backward += traffic(call.output(), data, indices)
+    if call.need(2):
         backward += traffic(indices, updates, updates)
     return streaming(
-        site,
+        call,
         nest,
-        saved=keep_inputs(site, 1),
+        saved=keep_inputs(call, 1),
         forward=forward,
         backward=backward,
         kernels=2,
-        backward_kernels=sum(site.needs),
+        backward_kernels=sum(call.needs),
     )
 
 
 @Rule(ports=(0, 2), travel=partial(along_nests, broadcast=False), folds=True, overlays=True).of("ScatterND")
-def scatter_nd(site: Site) -> OpSpec:
+def scatter_nd(call: OpCall) -> OpSpec:
     """Slices of a tensor replaced, each found by a tuple of indices; the indexed dimensions may be split."""
-    runs = {"v": site.input(1).shape[-1]}
-    return _place(site, site.nest("v.. c.., i.. q, i.. c.. -> v.. c..", runs=runs, coupled="i..", whole="q"))
+    runs = {"v": call.input(1).shape[-1]}
+    return _place(call, call.nest("v.. c.., i.. q, i.. c.. -> v.. c..", runs=runs, coupled="i..", whole="q"))
 
 
 @Rule(ports=(0, 2), travel=partial(along_nests, broadcast=False), overlays=True).of("ScatterElements", "Scatter")
-def scatter_elements(site: Site) -> OpSpec:
+def scatter_elements(call: OpCall) -> OpSpec:
     """Elements replaced by index along an axis."""
-    data = site.input(0)
-    axis = site.axis("axis", 0, len(data.shape))
-    sizes = enumerate(zip(data.shape, site.input(1).shape, strict=True))
+    data = call.input(0)
+    axis = call.axis("axis", 0, len(data.shape))
+    sizes = enumerate(zip(data.shape, call.input(1).shape, strict=True))
     right = [f"d{k}" if k != axis and size == count else f"i{k}" for k, (size, count) in sizes]
     coupled = " ".join(f"i{k}" for k in range(len(right)))
     rows = " ".join(right)
-    return _place(site, site.nest(f"d.., {rows}, {rows} -> d..", coupled=coupled))
+    return _place(call, call.nest(f"d.., {rows}, {rows} -> d..", coupled=coupled))
 
 
 @Rule(ports=(0, 1)).of("TensorScatter")
-def tensor_scatter(site: Site) -> OpSpec:
+def tensor_scatter(call: OpCall) -> OpSpec:
     """A cache updated in place at a position of its sequence axis."""
-    cache, update = site.input(0), site.input(1)
+    cache, update = call.input(0), call.input(1)
     moved = traffic(update) + elements_like(cache, update.elements)
-    axis = site.axis("axis", -2, len(cache.shape))
+    axis = call.axis("axis", -2, len(cache.shape))
     news = " ".join("u" if k == axis else f"d{k}" for k in range(len(cache.shape)))
-    nest = site.nest(f"d.., {news}, ?d0 -> d..", whole=f"u d{axis}")
-    return streaming(site, nest, forward=moved, backward=moved + traffic(cache) * 2.0)
+    nest = call.nest(f"d.., {news}, ?d0 -> d..", whole=f"u d{axis}")
+    return streaming(call, nest, forward=moved, backward=moved + traffic(cache) * 2.0)
 
 
 @Rule(ports=(), values=(1,)).of("OneHot")
-def one_hot(site: Site) -> OpSpec:
+def one_hot(call: OpCall) -> OpSpec:
     """Ones at the indices' places along a new axis, which may be split."""
-    axis = site.axis("axis", -1, len(site.output().shape))
+    axis = call.axis("axis", -1, len(call.output().shape))
     before = " ".join(f"i{k}" for k in range(axis))
-    after = " ".join(f"i{k}" for k in range(axis, len(site.input(0).shape)))
-    nest = site.nest(f"i.. -> {before} v {after}", vector_flops=float(site.output().elements))
-    return streaming(site, nest)
+    after = " ".join(f"i{k}" for k in range(axis, len(call.input(0).shape)))
+    nest = call.nest(f"i.. -> {before} v {after}", vector_flops=float(call.output().elements))
+    return streaming(call, nest)
 
 
 @Rule(
@@ -187,37 +186,37 @@ def one_hot(site: Site) -> OpSpec:
     travel=partial(along_nests, refusal="picks a fixed number of samples of the batch"),
     values=(1,),
 ).of("TopK")
-def top_k(site: Site) -> OpSpec:
+def top_k(call: OpCall) -> OpSpec:
     """Largest elements along an axis and their places; the places are kept. Counts one comparison a level of a heap."""
-    x = site.input(0)
-    axis = site.axis("axis", -1, len(x.shape))
+    x = call.input(0)
+    axis = call.axis("axis", -1, len(x.shape))
     chosen = " ".join("k" if i == axis else f"d{i}" for i in range(len(x.shape)))
-    k = site.results()[0].shape[axis]
+    k = call.results()[0].shape[axis]
     flops = float(x.elements * max(1, k.bit_length()))
-    nest = site.nest(f"d.. -> ?{chosen}, ?{chosen}", coupled=f"d{axis} k", vector_flops=flops)
-    kept = keep_outputs(1) if site.has_output(1) else ()
-    return streaming(site, nest, saved=kept)
+    nest = call.nest(f"d.. -> ?{chosen}, ?{chosen}", coupled=f"d{axis} k", vector_flops=flops)
+    kept = keep_outputs(1) if call.has_output(1) else ()
+    return streaming(call, nest, saved=kept)
 
 
-def _most_slices(site: Site) -> list[Shaped | None]:
-    x = site.input(0)
-    return [like(x) if "axis" in site.call.attributes else like(x, (x.elements,))]
+def _most_slices(call: OpCall) -> list[Shaped | None]:
+    x = call.input(0)
+    return [like(x) if "axis" in call.attributes else like(x, (x.elements,))]
 
 
 @Rule(ports=(0,), most=_most_slices).of("Compress")
-def compress(site: Site) -> OpSpec:
+def compress(call: OpCall) -> OpSpec:
     """Slices chosen by a mask; the mask is kept. What lies beside the axis may be split."""
     nest = LoopNest((), (), ())
-    x = site.input(0)
-    if "axis" in site.call.attributes:
-        axis = site.axis("axis", 0, len(x.shape))
-        known = site.output().shape[axis] != x.shape[axis]
+    x = call.input(0)
+    if "axis" in call.attributes:
+        axis = call.axis("axis", 0, len(x.shape))
+        known = call.output().shape[axis] != x.shape[axis]
         chosen = " ".join("k" if i == axis and known else f"d{i}" for i in range(len(x.shape)))
-        nest = site.nest(f"d.., m -> {chosen}", whole=f"d{axis} m k")
+        nest = call.nest(f"d.., m -> {chosen}", whole=f"d{axis} m k")
     return streaming(
-        site,
+        call,
         nest,
-        saved=keep_inputs(site, 1),
-        forward=_picked(site.input(0), site.input(1), site.output()),
-        backward=traffic(site.input(0), site.input(1), site.output()),
+        saved=keep_inputs(call, 1),
+        forward=_picked(call.input(0), call.input(1), call.output()),
+        backward=traffic(call.input(0), call.input(1), call.output()),
     )

@@ -16,9 +16,9 @@ import numpy as np
 
 from planner.graph import Node
 from planner.operators.assemble import ALIAS, elements_like, plumbing, streaming, traffic, view
+from planner.operators.entry import Array, OpCall, Rule, as_first
 from planner.operators.flow import BatchFactor, Flow, along_nests, places
 from planner.operators.rules.elementwise import broadcast_nest
-from planner.operators.site import Array, Rule, Site, as_first
 from planner.operators.storage import reshaped_strides
 from planner.operators.types import Access, Dim, DimKind, LoopNest, OpSpec
 
@@ -70,7 +70,7 @@ def _reshape_travel(flow: Flow, i: int, node: Node) -> None:
     then the leftmost; the others are tried where that turns out wrong.
     """
     source, output = flow.shape(node.inputs[0]), flow.shape(node.outputs[0])
-    target = flow.site(i).constant_ints(1) or ()
+    target = flow.call(i).constant_ints(1) or ()
     left_open = target.index(-1) if len(target) == len(output) and -1 in target else None
     result: list[BatchFactor | None] = [None] * len(output)
     for d, mark in enumerate(flow.of(node.inputs[0])):
@@ -90,7 +90,7 @@ def _reshape_travel(flow: Flow, i: int, node: Node) -> None:
 def _squeeze_travel(flow: Flow, i: int, node: Node) -> None:
     """Dimensions of size 1 removed."""
     shape, marks = flow.shape(node.inputs[0]), flow.of(node.inputs[0])
-    axes = flow.site(i).axes("axes", 1, len(shape))
+    axes = flow.call(i).axes("axes", 1, len(shape))
     gone = axes if axes is not None else tuple(d for d, size in enumerate(shape) if size == 1)
     if any(marks[d] for d in gone):
         raise flow.fail(i, "removes the batch dimension, which works for one sample only")
@@ -100,7 +100,7 @@ def _squeeze_travel(flow: Flow, i: int, node: Node) -> None:
 def _unsqueeze_travel(flow: Flow, i: int, node: Node) -> None:
     """Dimensions of size 1 inserted; where they are computed at run time, the elements stay in row-major order."""
     marks = list(flow.of(node.inputs[0]))
-    axes = flow.site(i).axes("axes", 1, len(flow.shape(node.outputs[0])))
+    axes = flow.call(i).axes("axes", 1, len(flow.shape(node.outputs[0])))
     if axes is None:
         _reshape_travel(flow, i, node)
         return
@@ -113,8 +113,8 @@ def _unsqueezed(x: Array, axes: Any) -> Array:  # noqa: ANN401
     return np.expand_dims(x, tuple(np.ravel(axes).tolist()))
 
 
-def _reshape_strides(site: Site, strides: tuple[int, ...]) -> tuple[int, ...] | None:
-    return reshaped_strides(site.input(0).shape, strides, site.output().shape)
+def _reshape_strides(call: OpCall, strides: tuple[int, ...]) -> tuple[int, ...] | None:
+    return reshaped_strides(call.input(0).shape, strides, call.output().shape)
 
 
 _VIEW = Rule(ports=(0,), strides=_reshape_strides, hands_on=True, values=(1,), linear=True)
@@ -124,35 +124,35 @@ _VIEW = Rule(ports=(0,), strides=_reshape_strides, hands_on=True, values=(1,), l
 @replace(_VIEW, travel=_reshape_travel, folds=True).of("Flatten")
 @replace(_VIEW, travel=_squeeze_travel, folds=True).of("Squeeze")
 @replace(_VIEW, travel=_unsqueeze_travel, folds=True, plain=_unsqueezed).of("Unsqueeze")
-def reshape(site: Site) -> OpSpec:
+def reshape(call: OpCall) -> OpSpec:
     """Another shape over the same elements."""
-    return view(site, reshape_nest(site.input(0).shape, site.output().shape))
+    return view(call, reshape_nest(call.input(0).shape, call.output().shape))
 
 
-def _same_strides(site: Site, strides: tuple[int, ...]) -> tuple[int, ...] | None:
-    return strides if len(site.input(0).shape) == len(site.results()[0].shape) else None
+def _same_strides(call: OpCall, strides: tuple[int, ...]) -> tuple[int, ...] | None:
+    return strides if len(call.input(0).shape) == len(call.results()[0].shape) else None
 
 
 @Rule(ports=(0,), folds=True, strides=_same_strides, hands_on=True, linear=True).of("Identity")
 @Rule(ports=(0,)).of("BitCast", "Optional", "OptionalGetElement")
-def identity(site: Site) -> OpSpec:
+def identity(call: OpCall) -> OpSpec:
     """The same tensor under another name."""
-    if site.has(0) and site.input(0).shape == site.output().shape:
-        return view(site, broadcast_nest(site, (0,), 0.0))
-    return view(site)
+    if call.has(0) and call.input(0).shape == call.output().shape:
+        return view(call, broadcast_nest(call, (0,), 0.0))
+    return view(call)
 
 
-def aligned_nest(site: Site, positions: Collection[int], whole: Collection[int] = ()) -> LoopNest:
+def aligned_nest(call: OpCall, positions: Collection[int], whole: Collection[int] = ()) -> LoopNest:
     """Tensors of equal rank whose dimensions correspond; those listed, or of unequal size, cannot be split.
 
     A listed one along which a tensor is cut into equal parts, or made of them, has the part as a dimension of its own.
     A fused query-key-value projection is followed by a `Split` into thirds: `b s (part d) -> b s d, b s d, b s d` says
     that d may be cut if the input is cut in an interleaved way.
     """
-    outputs = [p for p in range(len(site.call.outputs)) if site.has_output(p)]
-    sides = [site.input(p).shape for p in positions], [site.output(p).shape for p in outputs]
+    outputs = [p for p in range(len(call.outputs)) if call.has_output(p)]
+    sides = [call.input(p).shape for p in positions], [call.output(p).shape for p in outputs]
     shapes, (few, many) = [*sides[0], *sides[1]], sorted(sides, key=len)
-    shared = [len({shape[k] for shape in shapes}) == 1 for k in range(len(site.output().shape))]
+    shared = [len({shape[k] for shape in shapes}) == 1 for k in range(len(call.output().shape))]
     columns = [[f"d{k}" if alike else f"w{k}_{i}" for k, alike in enumerate(shared)] for i in range(len(shapes))]
     fixed = {name for column in columns for k, name in enumerate(column) if not shared[k] or k in whole}
     sizes: dict[str, int] = {}
@@ -163,29 +163,29 @@ def aligned_nest(site: Site, positions: Collection[int], whole: Collection[int] 
                 column[k] = f"(part d{k})" if shape == few[0] else f"d{k}"
     lines = [f"{p}:{' '.join(column)}" for p, column in zip((*positions, *outputs), columns, strict=True)]
     left, right = ", ".join(lines[: len(positions)]), ", ".join(lines[len(positions) :])
-    return site.nest(f"{left} -> {right}", sizes=sizes, whole=" ".join({*fixed, "part"}))
+    return call.nest(f"{left} -> {right}", sizes=sizes, whole=" ".join({*fixed, "part"}))
 
 
-def _result_only(site: Site) -> OpSpec:
+def _result_only(call: OpCall) -> OpSpec:
     """Reads as many elements as it writes, forward and backward."""
-    same_rank = all(len(t.shape) == len(site.input(0).shape) for t in site.results())
-    nest = aligned_nest(site, (0,)) if same_rank else LoopNest((), (), ())
-    moved = traffic(*site.results())
-    for result in site.results():
-        moved += elements_like(site.input(0), result.elements)
-    back = moved + elements_like(site.input(0), max(0, site.input(0).elements - moved.float_elements / 2))
-    return streaming(site, nest, forward=moved, backward=back, extra=ALIAS)
+    same_rank = all(len(t.shape) == len(call.input(0).shape) for t in call.results())
+    nest = aligned_nest(call, (0,)) if same_rank else LoopNest((), (), ())
+    moved = traffic(*call.results())
+    for result in call.results():
+        moved += elements_like(call.input(0), result.elements)
+    back = moved + elements_like(call.input(0), max(0, call.input(0).elements - moved.float_elements / 2))
+    return streaming(call, nest, forward=moved, backward=back, extra=ALIAS)
 
 
 def _slice_travel(flow: Flow, i: int, node: Node) -> None:
     """A range along some axes; along the batch only all of it."""
     name, output = node.inputs[0], node.outputs[0]
-    source, marks, site = flow.shape(name), flow.of(name), flow.site(i)
+    source, marks, call = flow.shape(name), flow.of(name), flow.call(i)
     for d, (mark, a, b) in enumerate(zip(marks, source, flow.shape(output), strict=True)):
         if mark is not None and a != b:
             raise flow.fail(i, f"takes {b} of {a} along dimension {d}, which follows the batch")
     flow.set(output, marks)
-    ends, axes = site.constant_ints(2), site.constant_ints(3)
+    ends, axes = call.constant_ints(2), call.constant_ints(3)
     if ends is not None and any(marks):
         along = [a % len(marks) for a in axes] if axes is not None else range(len(ends))
         flow.edit(i, 2, [marks[d] is not None and end == source[d] for d, end in zip(along, ends, strict=True)])
@@ -203,28 +203,28 @@ Rule(
 Rule(ports=(0,), values=(1,)).register("CenterCropPad", build=_result_only)
 
 
-def _transposed_strides(site: Site, strides: tuple[int, ...]) -> tuple[int, ...] | None:
-    return tuple(strides[p] for p in site.ints("perm", tuple(reversed(range(len(strides))))))
+def _transposed_strides(call: OpCall, strides: tuple[int, ...]) -> tuple[int, ...] | None:
+    return tuple(strides[p] for p in call.ints("perm", tuple(reversed(range(len(strides))))))
 
 
 @Rule(ports=(0,), folds=True, strides=_transposed_strides, rearranges=True, linear=True).of("Transpose")
-def transpose(site: Site) -> OpSpec:
+def transpose(call: OpCall) -> OpSpec:
     """Dimensions in another order; moving only dimensions of size 1 moves nothing."""
-    shape = site.input(0).shape
+    shape = call.input(0).shape
     rank = len(shape)
-    order = site.ints("perm", tuple(reversed(range(rank))))
-    nest = site.nest(f"d.. -> {' '.join(f'd{k % rank}' for k in order)}")
+    order = call.ints("perm", tuple(reversed(range(rank))))
+    nest = call.nest(f"d.. -> {' '.join(f'd{k % rank}' for k in order)}")
     moved = [k for k in order if shape[k] != 1]
     if moved == sorted(moved):
-        return view(site, nest)
-    return streaming(site, nest, extra=ALIAS)
+        return view(call, nest)
+    return streaming(call, nest, extra=ALIAS)
 
 
 def _concat_travel(flow: Flow, i: int, node: Node) -> None:
     """Joined along an axis; along the batch only when every part follows it."""
     names = [n for n in node.inputs if n]
     rank = len(flow.shape(names[0]))
-    axis = flow.site(i).axis("axis", 0, rank)
+    axis = flow.call(i).axis("axis", 0, rank)
     parts = [flow.of(name)[axis] for name in names]
     if any(parts) and not all(parts):
         raise flow.fail(i, "joins along the batch with a part that does not follow it")
@@ -241,11 +241,11 @@ def _concatenated(*parts: Array, axis: int) -> Array:
 
 
 @Rule(travel=_concat_travel, folds=True, plain=_concatenated, linear=True).of("Concat")
-def concat(site: Site) -> OpSpec:
+def concat(call: OpCall) -> OpSpec:
     """Tensors one after the other along an axis."""
-    positions = tuple(p for p in range(len(site.call.inputs)) if site.has(p))
-    axis = site.axis("axis", 0, len(site.output().shape))
-    return streaming(site, aligned_nest(site, positions, (axis,)), backward_kernels=max(1, sum(site.needs)))
+    positions = tuple(p for p in range(len(call.inputs)) if call.has(p))
+    axis = call.axis("axis", 0, len(call.output().shape))
+    return streaming(call, aligned_nest(call, positions, (axis,)), backward_kernels=max(1, sum(call.needs)))
 
 
 @Rule(
@@ -257,12 +257,12 @@ def concat(site: Site) -> OpSpec:
     values=(1,),
     linear=True,
 ).of("Split", "SplitToSequence")
-def split(site: Site) -> OpSpec:
+def split(call: OpCall) -> OpSpec:
     """A tensor cut along an axis."""
-    if any(len(t.shape) != len(site.input(0).shape) for t in site.results()):
-        return streaming(site, LoopNest((), (), ()), extra=ALIAS)
-    axis = site.axis("axis", 0, len(site.input(0).shape))
-    return streaming(site, aligned_nest(site, (0,), (axis,)), kernels=len(site.results()), extra=ALIAS)
+    if any(len(t.shape) != len(call.input(0).shape) for t in call.results()):
+        return streaming(call, LoopNest((), (), ()), extra=ALIAS)
+    axis = call.axis("axis", 0, len(call.input(0).shape))
+    return streaming(call, aligned_nest(call, (0,), (axis,)), kernels=len(call.results()), extra=ALIAS)
 
 
 def _expand_travel(flow: Flow, i: int, node: Node) -> None:
@@ -277,8 +277,8 @@ def _expand_travel(flow: Flow, i: int, node: Node) -> None:
     flow.note_shape(i, 1, node.outputs[0])
 
 
-def _expanded_strides(site: Site, strides: tuple[int, ...]) -> tuple[int, ...] | None:
-    source, result = site.input(0).shape, site.output().shape
+def _expanded_strides(call: OpCall, strides: tuple[int, ...]) -> tuple[int, ...] | None:
+    source, result = call.input(0).shape, call.output().shape
     lead = len(result) - len(source)
     if lead < 0:
         return None
@@ -295,11 +295,11 @@ def _expanded_strides(site: Site, strides: tuple[int, ...]) -> tuple[int, ...] |
     values=(1,),
     linear=True,
 ).of("Expand")
-def expand(site: Site) -> OpSpec:
+def expand(call: OpCall) -> OpSpec:
     """Dimensions of size 1 repeated; backward sums them."""
-    if site.input(0).elements == site.output().elements and len(site.input(0).shape) == len(site.output().shape):
-        return view(site, broadcast_nest(site, (0,), 0.0))
-    return streaming(site, broadcast_nest(site, (0,), 0.0), backward_flops=float(site.output().elements), extra=ALIAS)
+    if call.input(0).elements == call.output().elements and len(call.input(0).shape) == len(call.output().shape):
+        return view(call, broadcast_nest(call, (0,), 0.0))
+    return streaming(call, broadcast_nest(call, (0,), 0.0), backward_flops=float(call.output().elements), extra=ALIAS)
 
 
 def _tile_travel(flow: Flow, i: int, node: Node) -> None:
@@ -316,25 +316,25 @@ def _tile_travel(flow: Flow, i: int, node: Node) -> None:
 
 
 @Rule(ports=(0,), travel=_tile_travel, folds=True, hands_on=True, values=(1,)).of("Tile")
-def tile(site: Site) -> OpSpec:
+def tile(call: OpCall) -> OpSpec:
     """A tensor repeated; backward sums the repeats."""
-    return streaming(site, aligned_nest(site, (0,)), backward_flops=float(site.output().elements))
+    return streaming(call, aligned_nest(call, (0,)), backward_flops=float(call.output().elements))
 
 
 @Rule(ports=(0,), rearranges=True, values=(1, 3)).of("Pad")
 @Rule(ports=(0,)).of("ReverseSequence")
 @Rule(ports=(0,), folds=True, infer=as_first, values=(1,)).of("Trilu", "com.microsoft.Trilu")
-def pad(site: Site) -> OpSpec:
+def pad(call: OpCall) -> OpSpec:
     """A copy with a border, in another order, or with a triangle blanked."""
-    whole = {"Trilu": (-2, -1), "ReverseSequence": (0, 1)}.get(site.call.op.split(".")[-1], ())
-    rank = len(site.output().shape)
-    return streaming(site, aligned_nest(site, (0,), [k % rank for k in whole]))
+    whole = {"Trilu": (-2, -1), "ReverseSequence": (0, 1)}.get(call.op.split(".")[-1], ())
+    rank = len(call.output().shape)
+    return streaming(call, aligned_nest(call, (0,), [k % rank for k in whole]))
 
 
 @Rule(ports=(0,)).of("SpaceToDepth", "DepthToSpace")
-def block_rearrange(site: Site) -> OpSpec:
+def block_rearrange(call: OpCall) -> OpSpec:
     """Blocks of space to channels and back; a copy that only the batch can be split of."""
-    return streaming(site, site.nest("n w1 w2 w3 -> n v1 v2 v3", whole="w1 w2 w3 v1 v2 v3"))
+    return streaming(call, call.nest("n w1 w2 w3 -> n v1 v2 v3", whole="w1 w2 w3 v1 v2 v3"))
 
 
 RESAMPLE_FLOPS = {"nearest": 0.0, "linear": 7.0, "cubic": 35.0}
@@ -349,12 +349,12 @@ def _resize_travel(flow: Flow, i: int, node: Node) -> None:
 
 @Rule(ports=(0,), travel=_resize_travel, values=(1, 2, 3)).of("Resize")
 @Rule(ports=(0,), values=(1,)).of("Upsample")
-def resize(site: Site) -> OpSpec:
+def resize(call: OpCall) -> OpSpec:
     """Resampling of space; resized dimensions are not split."""
-    flops = RESAMPLE_FLOPS.get(site.str_attribute("mode", "nearest"), 7.0) * site.output().elements
-    base = aligned_nest(site, (0,))
+    flops = RESAMPLE_FLOPS.get(call.str_attribute("mode", "nearest"), 7.0) * call.output().elements
+    base = aligned_nest(call, (0,))
     nest = LoopNest(base.dims, base.reads, base.writes, vector_flops=flops)
-    return streaming(site, nest, backward_flops=flops)
+    return streaming(call, nest, backward_flops=flops)
 
 
 _CAST = Rule(ports=(0,), folds=True, hands_on=True)
@@ -362,29 +362,29 @@ _CAST = Rule(ports=(0,), folds=True, hands_on=True)
 
 @replace(_CAST, keeps_layout=True, linear=True).of("Cast")
 @_CAST.of("CastLike")
-def cast(site: Site) -> OpSpec:
+def cast(call: OpCall) -> OpSpec:
     """Another element type; a cast to the same type is a view."""
-    nest = broadcast_nest(site, (0,), 0.0)
-    if site.input(0).dtype is site.output().dtype:
-        return view(site, nest)
-    moved = traffic(site.input(0), site.output())
-    return streaming(site, nest, forward=moved, backward=moved)
+    nest = broadcast_nest(call, (0,), 0.0)
+    if call.input(0).dtype is call.output().dtype:
+        return view(call, nest)
+    moved = traffic(call.input(0), call.output())
+    return streaming(call, nest, forward=moved, backward=moved)
 
 
 @Rule(ports=()).of("Shape", "Size", "SequenceLength", "OptionalHasElement", "Constant", "SequenceEmpty")
-def shape_arithmetic(site: Site) -> OpSpec:
+def shape_arithmetic(call: OpCall) -> OpSpec:
     """What a framework knows without asking the device."""
-    return plumbing(site)
+    return plumbing(call)
 
 
 @Rule(values=(1,)).of("SequenceAt", "SequenceConstruct", "SequenceErase", "SequenceInsert")
-def container(site: Site) -> OpSpec:
+def container(call: OpCall) -> OpSpec:
     """Lists of tensors: references change hands, no element moves."""
-    return plumbing(site)
+    return plumbing(call)
 
 
 @Rule().of("ConcatFromSequence")
-def concat_sequence(site: Site) -> OpSpec:
+def concat_sequence(call: OpCall) -> OpSpec:
     """The tensors of a list one after the other: a copy of the result's size."""
-    moved = traffic(site.output()) * 2.0
-    return streaming(site, LoopNest((), (), ()), forward=moved, backward=moved)
+    moved = traffic(call.output()) * 2.0
+    return streaming(call, LoopNest((), (), ()), forward=moved, backward=moved)

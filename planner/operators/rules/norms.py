@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 from planner.graph import DType
 from planner.operators.assemble import elements_like, keep_extra, keep_inputs, keep_outputs, streaming, traffic
+from planner.operators.entry import WEIGHT_AND_BIAS, OpCall, Role, Rule, Shaped, Statistics, as_first, like
 from planner.operators.rules.elementwise import broadcast_nest
-from planner.operators.site import WEIGHT_AND_BIAS, Role, Rule, Shaped, Site, Statistics, as_first, like
 from planner.operators.types import LoopNest, OpSpec, Saved
 
 MOMENTS = Statistics((2,), (2,))
@@ -23,20 +23,20 @@ BACKWARD_FLOPS = 14.0
 """Per element: two reductions (6), the input's gradient (5), scale's and shift's gradients (3)."""
 
 
-def _nest(site: Site, text: str, coupled: str, runs: Mapping[str, int] | None = None, **sizes: int) -> LoopNest:
+def _nest(call: OpCall, text: str, coupled: str, runs: Mapping[str, int] | None = None, **sizes: int) -> LoopNest:
     """The nest of a line whose first operand is normalised."""
-    flops = FORWARD_FLOPS * site.input(0).elements
-    return site.nest(text, runs=runs, sizes=sizes, coupled=coupled, vector_flops=flops)
+    flops = FORWARD_FLOPS * call.input(0).elements
+    return call.nest(text, runs=runs, sizes=sizes, coupled=coupled, vector_flops=flops)
 
 
-def _spec(site: Site, nest: LoopNest, saved: tuple[Saved, ...]) -> OpSpec:
-    elements = site.input(nest.reads[0].position).elements
+def _spec(call: OpCall, nest: LoopNest, saved: tuple[Saved, ...]) -> OpSpec:
+    elements = call.input(nest.reads[0].position).elements
     return streaming(
-        site,
+        call,
         nest,
         saved=saved,
         backward_flops=BACKWARD_FLOPS * elements,
-        backward_kernels=2 if any(site.needs[1:]) else 1,
+        backward_kernels=2 if any(call.needs[1:]) else 1,
     )
 
 
@@ -46,39 +46,41 @@ def _spec(site: Site, nest: LoopNest, saved: tuple[Saved, ...]) -> OpSpec:
     weights={**WEIGHT_AND_BIAS, 3: Role.MEAN, 4: Role.VARIANCE},
     statistics=MOMENTS,
 ).of("BatchNormalization")
-def batch_norm(site: Site) -> OpSpec:
+def batch_norm(call: OpCall) -> OpSpec:
     """Batch normalisation; statistics over batch and space in training, fixed per channel at inference.
 
     Planned for training whatever `training_mode` says, since exporters lose it: the input and the batch's mean and
     deviation are kept. Only the nest follows the mode: in training the statistics couple batch and space.
     """
-    x = site.input(0)
+    x = call.input(0)
     data, channel = ("n c s..", "c") if len(x.shape) > 1 else ("n", "1")
-    training = site.int_attribute("training_mode", 0) == 1
+    training = call.int_attribute("training_mode", 0) == 1
     read = f"{data}, ?{channel}, ?{channel}, ?{channel}, ?{channel}"
     if training:
-        nest = _nest(site, f"{read} -> ?{data}, ?{channel}, ?{channel}", "n s..")
+        nest = _nest(call, f"{read} -> ?{data}, ?{channel}, ?{channel}", "n s..")
     else:
-        nest = _nest(site, f"{read} -> ?{data}", "")
+        nest = _nest(call, f"{read} -> ?{data}", "")
     channels = x.shape[1] if len(x.shape) > 1 else 1
-    return _spec(site, nest, (*keep_inputs(site, 0), keep_extra(0, 2 * channels)))
+    return _spec(call, nest, (*keep_inputs(call, 0), keep_extra(0, 2 * channels)))
 
 
-def _row_norm(site: Site, x: int, scales: list[int], statistics: int, saved: tuple[Saved, ...] | None = None) -> OpSpec:
+def _row_norm(
+    call: OpCall, x: int, scales: list[int], statistics: int, saved: tuple[Saved, ...] | None = None
+) -> OpSpec:
     """A norm over the trailing dimensions from `axis` on, with weights of their shape."""
-    tensor = site.input(x)
-    axis = site.axis("axis", -1, len(tensor.shape))
+    tensor = call.input(x)
+    axis = call.axis("axis", -1, len(tensor.shape))
     row = " ".join(["b..", *["1"] * (len(tensor.shape) - axis)])
     scaled = "".join(f", ?{p}:b.. h.." for p in scales)
-    nest = _nest(site, f"b.. h..{scaled} -> ?b.. h.., ?{row}, ?{row}", "h..", {"b": axis})
+    nest = _nest(call, f"b.. h..{scaled} -> ?b.. h.., ?{row}, ?{row}", "h..", {"b": axis})
     rows = math.prod(tensor.shape[:axis])
-    kept = keep_inputs(site, x) if saved is None else saved
-    return _spec(site, nest, (*kept, keep_extra(0, statistics * rows)))
+    kept = keep_inputs(call, x) if saved is None else saved
+    return _spec(call, nest, (*kept, keep_extra(0, statistics * rows)))
 
 
-def _row_results(site: Site) -> list[Shaped | None]:
-    x = site.input(0)
-    axis = site.axis("axis", -1, len(x.shape))
+def _row_results(call: OpCall) -> list[Shaped | None]:
+    x = call.input(0)
+    axis = call.axis("axis", -1, len(x.shape))
     row = like(x, (*x.shape[:axis], *[1] * (len(x.shape) - axis)), DType.FLOAT32)
     return [like(x), row, row]
 
@@ -87,40 +89,40 @@ Rule(infer=_row_results).register("com.microsoft.LayerNormalization")
 
 
 @Rule(weights=WEIGHT_AND_BIAS, statistics=MOMENTS).of("LayerNormalization")
-def layer_norm(site: Site) -> OpSpec:
+def layer_norm(call: OpCall) -> OpSpec:
     """Normalisation of each row by its mean and deviation."""
-    return _row_norm(site, 0, [1, 2], 2)
+    return _row_norm(call, 0, [1, 2], 2)
 
 
 @Rule(weights={1: Role.MATRIX}, statistics=MEAN_SQUARE).of("RMSNormalization")
-def rms_norm(site: Site) -> OpSpec:
+def rms_norm(call: OpCall) -> OpSpec:
     """Normalisation of each row by its root mean square; a model that spells it out keeps the normalised input too."""
-    kept = keep_inputs(site, 0)
-    if site.int_attribute("keeps_normalised", 0) == 1 and site.need(1):
-        kept = (*kept, keep_extra(1, site.input(0).elements, site.input(0)))
-    return _row_norm(site, 0, [1], 1, kept)
+    kept = keep_inputs(call, 0)
+    if call.int_attribute("keeps_normalised", 0) == 1 and call.need(1):
+        kept = (*kept, keep_extra(1, call.input(0).elements, call.input(0)))
+    return _row_norm(call, 0, [1], 1, kept)
 
 
 @Rule(infer=_row_results, weights={1: Role.MATRIX}, statistics=MEAN_SQUARE).of(
     "SimplifiedLayerNormalization", "com.microsoft.SimplifiedLayerNormalization"
 )
-def simplified_layer_norm(site: Site) -> OpSpec:
+def simplified_layer_norm(call: OpCall) -> OpSpec:
     """Root mean square normalisation under its older name."""
-    return _row_norm(site, 0, [1], 1)
+    return _row_norm(call, 0, [1], 1)
 
 
-def _skip_norm(site: Site, scales: list[int], bias: int, statistics: int) -> OpSpec:
+def _skip_norm(call: OpCall, scales: list[int], bias: int, statistics: int) -> OpSpec:
     """Input plus skip (plus bias), normalised; the sum is kept: as output 3 where asked for, else made."""
-    x = site.input(0)
-    kept = keep_outputs(3) if site.has_output(3) else (keep_extra(1, x.elements, x),)
+    x = call.input(0)
+    kept = keep_outputs(3) if call.has_output(3) else (keep_extra(1, x.elements, x),)
     others = "".join(f", ?{p}:b.. h" for p in (1, *scales, bias))
-    nest = _nest(site, f"b.. h{others} -> ?b.. h, ?3:b.. h", "h")
+    nest = _nest(call, f"b.. h{others} -> ?b.. h, ?3:b.. h", "h")
     rows = math.prod(x.shape[:-1])
-    return _spec(site, nest, (*kept, keep_extra(0, statistics * rows)))
+    return _spec(call, nest, (*kept, keep_extra(0, statistics * rows)))
 
 
-def _skip_results(site: Site) -> list[Shaped | None]:
-    x = site.input(0)
+def _skip_results(call: OpCall) -> list[Shaped | None]:
+    x = call.input(0)
     row = like(x, (*x.shape[:-1], 1), DType.FLOAT32)
     return [like(x), row, row, like(x)]
 
@@ -128,21 +130,21 @@ def _skip_results(site: Site) -> list[Shaped | None]:
 @Rule(infer=_skip_results, weights={2: Role.MATRIX, 3: Role.BIAS, 4: Role.BIAS}, statistics=MOMENTS).of(
     "com.microsoft.SkipLayerNormalization"
 )
-def skip_layer_norm(site: Site) -> OpSpec:
+def skip_layer_norm(call: OpCall) -> OpSpec:
     """Residual sum and layer normalisation in one kernel: input, skip, gamma, beta, bias."""
-    return _skip_norm(site, [2, 3], 4, 2)
+    return _skip_norm(call, [2, 3], 4, 2)
 
 
 @Rule(infer=_skip_results, weights={2: Role.MATRIX, 3: Role.BIAS}, statistics=MEAN_SQUARE).of(
     "com.microsoft.SkipSimplifiedLayerNormalization"
 )
-def skip_rms_norm(site: Site) -> OpSpec:
+def skip_rms_norm(call: OpCall) -> OpSpec:
     """Residual sum and root mean square normalisation in one kernel: input, skip, gamma, bias."""
-    return _skip_norm(site, [2], 3, 1)
+    return _skip_norm(call, [2], 3, 1)
 
 
-def _embed_results(site: Site) -> list[Shaped | None]:
-    ids, table = site.input(0), site.input(2)
+def _embed_results(call: OpCall) -> list[Shaped | None]:
+    ids, table = call.input(0), call.input(2)
     embedded = like(table, (*ids.shape, table.shape[1]))
     return [embedded, ((ids.shape[0],), DType.INT32), embedded]
 
@@ -154,26 +156,26 @@ def _embed_results(site: Site) -> list[Shaped | None]:
     ranks=dict.fromkeys((0, 2, 3, 4), (2,)),
     statistics=MOMENTS,
 ).of("com.microsoft.EmbedLayerNormalization")
-def embed_layer_norm(site: Site) -> OpSpec:
+def embed_layer_norm(call: OpCall) -> OpSpec:
     """Sum of word, position and segment embeddings, normalised; the sum is kept: as output 2 where asked for.
 
     Rows are picked, so the tables are cut by width alone; only the touched rows move.
     """
-    out = site.output()
+    out = call.output()
     text = "?b s, ?b s, ?v h, ?p h, ?y h, ?h, ?h, ?b s, ?b s -> ?b s h, ?2:b s h"
-    nest = site.nest(text, coupled="h", whole="v p y", vector_flops=(FORWARD_FLOPS + 2) * out.elements)
-    tables = [site.input(p) for p in (2, 3, 4) if site.has(p)]
-    others = traffic(*(site.input(p) for p in (0, 1, 5, 6, 7, 8) if site.has(p)), *site.results())
+    nest = call.nest(text, coupled="h", whole="v p y", vector_flops=(FORWARD_FLOPS + 2) * out.elements)
+    tables = [call.input(p) for p in (2, 3, 4) if call.has(p)]
+    others = traffic(*(call.input(p) for p in (0, 1, 5, 6, 7, 8) if call.has(p)), *call.results())
     touched = elements_like(out, float(out.elements * len(tables)))
-    made = () if site.has_output(2) else (keep_extra(1, out.elements, out),)
+    made = () if call.has_output(2) else (keep_extra(1, out.elements, out),)
     saved = (
-        *keep_inputs(site, *(p for p in (0, 1, 8) if site.has(p))),
-        *(keep_outputs(2) if site.has_output(2) else ()),
+        *keep_inputs(call, *(p for p in (0, 1, 8) if call.has(p))),
+        *(keep_outputs(2) if call.has_output(2) else ()),
         keep_extra(0, 2 * math.prod(out.shape[:-1])),
         *made,
     )
     return streaming(
-        site,
+        call,
         nest,
         saved=saved,
         forward=others + touched,
@@ -183,63 +185,63 @@ def embed_layer_norm(site: Site) -> OpSpec:
     )
 
 
-def _channel_groups(site: Site, groups: int, *, by_group: bool = False, last: bool = False) -> OpSpec:
+def _channel_groups(call: OpCall, groups: int, *, by_group: bool = False, last: bool = False) -> OpSpec:
     """A norm over groups of channels and all of space: `n (g c) s -> n (g c) s`, scaled by channel or by group."""
-    x = site.input(0)
+    x = call.input(0)
     data = "n s.. (g c)" if last else "n (g c) s.."
-    ones = "".join([" 1"] * (len(site.input(1).shape) - 1)) if site.has(1) else ""
+    ones = "".join([" 1"] * (len(call.input(1).shape) - 1)) if call.has(1) else ""
     weight = ("g" if by_group else "(g c)") + ones
-    nest = _nest(site, f"{data}, ?{weight}, ?{weight} -> ?{data}", "c s..", g=groups)
-    return _spec(site, nest, (*keep_inputs(site, 0), keep_extra(0, 2 * x.shape[0] * groups)))
+    nest = _nest(call, f"{data}, ?{weight}, ?{weight} -> ?{data}", "c s..", g=groups)
+    return _spec(call, nest, (*keep_inputs(call, 0), keep_extra(0, 2 * x.shape[0] * groups)))
 
 
 @Rule(weights=WEIGHT_AND_BIAS, statistics=MOMENTS).of("GroupNormalization")
-def group_norm(site: Site) -> OpSpec:
+def group_norm(call: OpCall) -> OpSpec:
     """Normalisation of groups of channels; scales are per group before operator set 21, per channel after."""
-    groups = site.int_attribute("num_groups", 1)
-    by_group = site.has(1) and site.input(1).elements == groups and groups != site.input(0).shape[1]
-    return _channel_groups(site, groups, by_group=by_group)
+    groups = call.int_attribute("num_groups", 1)
+    by_group = call.has(1) and call.input(1).elements == groups and groups != call.input(0).shape[1]
+    return _channel_groups(call, groups, by_group=by_group)
 
 
 @Rule(infer=as_first, weights={**WEIGHT_AND_BIAS, 4: Role.BIAS}).of(
     "com.microsoft.GroupNorm", "com.microsoft.SkipGroupNorm"
 )
-def group_norm_channels_last(site: Site) -> OpSpec:
+def group_norm_channels_last(call: OpCall) -> OpSpec:
     """Group normalisation of a channels-last tensor, maybe with a SiLU and a residual sum."""
-    return _channel_groups(site, site.int_attribute("groups", 1), last=True)
+    return _channel_groups(call, call.int_attribute("groups", 1), last=True)
 
 
 @Rule(weights=WEIGHT_AND_BIAS, statistics=MOMENTS).of("InstanceNormalization")
-def instance_norm(site: Site) -> OpSpec:
+def instance_norm(call: OpCall) -> OpSpec:
     """Normalisation of each channel of each sample over space."""
-    return _channel_groups(site, site.input(0).shape[1])
+    return _channel_groups(call, call.input(0).shape[1])
 
 
 @Rule().of("LRN")
-def local_response_norm(site: Site) -> OpSpec:
+def local_response_norm(call: OpCall) -> OpSpec:
     """Normalisation by the squares of neighbouring channels; the divisor is made and kept."""
-    x = site.input(0)
-    window = site.int_attribute("size", 5)
-    nest = site.nest("n c s.. -> n c s..", coupled="c", vector_flops=float((2 * window + 4) * x.elements))
-    saved = (*keep_inputs(site, 0), keep_extra(0, x.elements, x))
-    return streaming(site, nest, saved=saved, backward_flops=float((2 * window + 8) * x.elements))
+    x = call.input(0)
+    window = call.int_attribute("size", 5)
+    nest = call.nest("n c s.. -> n c s..", coupled="c", vector_flops=float((2 * window + 4) * x.elements))
+    saved = (*keep_inputs(call, 0), keep_extra(0, x.elements, x))
+    return streaming(call, nest, saved=saved, backward_flops=float((2 * window + 8) * x.elements))
 
 
 @Rule(statistics=MEAN_SQUARE).of("LpNormalization")
-def lp_norm(site: Site) -> OpSpec:
+def lp_norm(call: OpCall) -> OpSpec:
     """Division by the p-norm along an axis; input and norms are kept."""
-    x = site.input(0)
-    axis = site.axis("axis", -1, len(x.shape))
-    nest = broadcast_nest(site, (0,), FORWARD_FLOPS * x.elements, coupled=[axis])
+    x = call.input(0)
+    axis = call.axis("axis", -1, len(x.shape))
+    nest = broadcast_nest(call, (0,), FORWARD_FLOPS * x.elements, coupled=[axis])
     rows = x.elements // max(1, x.shape[axis])
-    return _spec(site, nest, (*keep_inputs(site, 0), keep_extra(0, rows, x)))
+    return _spec(call, nest, (*keep_inputs(call, 0), keep_extra(0, rows, x)))
 
 
 @Rule(statistics=MOMENTS).of("MeanVarianceNormalization")
-def mean_variance_norm(site: Site) -> OpSpec:
+def mean_variance_norm(call: OpCall) -> OpSpec:
     """Zero mean and unit variance over some axes, without weights."""
-    x = site.input(0)
-    axes = [a % len(x.shape) for a in site.ints("axes", (0, 2, 3))]
+    x = call.input(0)
+    axes = [a % len(x.shape) for a in call.ints("axes", (0, 2, 3))]
     groups = math.prod(size for k, size in enumerate(x.shape) if k not in axes)
-    nest = broadcast_nest(site, (0,), FORWARD_FLOPS * x.elements, coupled=axes)
-    return _spec(site, nest, (*keep_inputs(site, 0), keep_extra(0, 2 * groups)))
+    nest = broadcast_nest(call, (0,), FORWARD_FLOPS * x.elements, coupled=axes)
+    return _spec(call, nest, (*keep_inputs(call, 0), keep_extra(0, 2 * groups)))

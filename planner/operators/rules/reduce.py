@@ -14,8 +14,8 @@ from planner.operators.assemble import (
     streaming,
     traffic,
 )
+from planner.operators.entry import OpCall, Rule, Statistics, as_first
 from planner.operators.rules.elementwise import broadcast_nest
-from planner.operators.site import Rule, Site, Statistics, as_first
 from planner.operators.types import DimKind, LoopNest, OpSpec, Saved
 
 
@@ -51,28 +51,28 @@ REDUCTIONS = {
 }
 
 
-def _reduced_axes(site: Site) -> tuple[int, ...] | None:
+def _reduced_axes(call: OpCall) -> tuple[int, ...] | None:
     """The axes summed over; None when they are computed at run time and the shapes do not show them."""
-    x, result = site.input(0), site.output()
+    x, result = call.input(0), call.output()
     rank = len(x.shape)
-    if site.call.op.startswith("Global"):
+    if call.op.startswith("Global"):
         return tuple(range(2, rank))
-    if site.call.op.startswith("Arg"):
-        return (site.axis("axis", 0, rank),)
-    axes = site.axes("axes", 1, rank)
+    if call.op.startswith("Arg"):
+        return (call.axis("axis", 0, rank),)
+    axes = call.axes("axes", 1, rank)
     if axes:
         return axes
-    if axes == () or not site.has(1):
-        return () if site.int_attribute("noop_with_empty_axes", 0) else tuple(range(rank))
+    if axes == () or not call.has(1):
+        return () if call.int_attribute("noop_with_empty_axes", 0) else tuple(range(rank))
     if len(result.shape) == rank:
         return tuple(k for k in range(rank) if x.shape[k] != result.shape[k])
     return None
 
 
-def reduction_nest(site: Site, kind: DimKind, flops: float) -> LoopNest:
+def reduction_nest(call: OpCall, kind: DimKind, flops: float) -> LoopNest:
     """The reduced dimensions are absent from the result, or of size 1 there."""
-    x, result = site.input(0), site.output()
-    axes = _reduced_axes(site)
+    x, result = call.input(0), call.output()
+    axes = _reduced_axes(call)
     if axes is None:
         return LoopNest((), (), (), vector_flops=flops)
     kept = len(result.shape) == len(x.shape)
@@ -80,17 +80,17 @@ def reduction_nest(site: Site, kind: DimKind, flops: float) -> LoopNest:
     along = " ".join(f"d{k}" for k in axes)
     text = f"d.. -> {' '.join(out)}"
     if kind is DimKind.REDUCED:
-        return site.nest(text, reduced=along, vector_flops=flops)
-    return site.nest(text, coupled=along, vector_flops=flops)
+        return call.nest(text, reduced=along, vector_flops=flops)
+    return call.nest(text, coupled=along, vector_flops=flops)
 
 
-def _reduce(site: Site) -> OpSpec:
-    entry = REDUCTIONS[site.call.op]
-    x, result = site.input(0), site.output()
+def _reduce(call: OpCall) -> OpSpec:
+    entry = REDUCTIONS[call.op]
+    x, result = call.input(0), call.output()
     inner = (keep_extra(0, result.elements, result),) if "s" in entry.keeps else ()
-    saved = (*keep_letters(site, entry.keeps), *inner)
-    nest = reduction_nest(site, DimKind.REDUCED if entry.adds else DimKind.COUPLED, entry.flops * x.elements)
-    return streaming(site, nest, saved=saved, backward_flops=max(1.0, entry.flops) * x.elements)
+    saved = (*keep_letters(call, entry.keeps), *inner)
+    nest = reduction_nest(call, DimKind.REDUCED if entry.adds else DimKind.COUPLED, entry.flops * x.elements)
+    return streaming(call, nest, saved=saved, backward_flops=max(1.0, entry.flops) * x.elements)
 
 
 for _op, _entry in REDUCTIONS.items():
@@ -100,32 +100,32 @@ for _op, _entry in REDUCTIONS.items():
 
 
 @Rule(ports=()).of("ArgMax", "ArgMin")
-def arg_extremum(site: Site) -> OpSpec:
+def arg_extremum(call: OpCall) -> OpSpec:
     """Place of the largest or smallest element along an axis; no gradient."""
-    return streaming(site, reduction_nest(site, DimKind.COUPLED, float(site.input(0).elements)))
+    return streaming(call, reduction_nest(call, DimKind.COUPLED, float(call.input(0).elements)))
 
 
 @Rule(ports=(0,), folds=True, values=(1,)).of("CumSum")
 @Rule(ports=(0,)).of("CumProd")
-def scan(site: Site) -> OpSpec:
+def scan(call: OpCall) -> OpSpec:
     """Running sums or products along an axis; products keep input and output."""
-    x = site.input(0)
-    axis, rank = site.constant_ints(1), len(x.shape)
+    x = call.input(0)
+    axis, rank = call.constant_ints(1), len(x.shape)
     coupled = [axis[0] % rank] if axis and rank else range(rank)
-    nest = broadcast_nest(site, (0,), float(x.elements), coupled=coupled)
-    saved = (*keep_inputs(site, 0), *keep_outputs(0)) if site.call.op == "CumProd" else ()
-    return streaming(site, nest, saved=saved, backward_flops=float(x.elements))
+    nest = broadcast_nest(call, (0,), float(x.elements), coupled=coupled)
+    saved = (*keep_inputs(call, 0), *keep_outputs(0)) if call.op == "CumProd" else ()
+    return streaming(call, nest, saved=saved, backward_flops=float(x.elements))
 
 
 @Rule().of("Det")
-def determinant(site: Site) -> OpSpec:
+def determinant(call: OpCall) -> OpSpec:
     """Determinant by elimination, 2/3 n^3; keeps input, result and the factors."""
-    x = site.input(0)
+    x = call.input(0)
     n = x.shape[-1]
     flops = 2.0 / 3.0 * n**3 * math.prod(x.shape[:-2])
-    nest = site.nest("b.. i j -> b..", coupled="i j", vector_flops=flops)
-    saved = (*keep_inputs(site, 0), *keep_outputs(0), keep_extra(0, x.elements, x))
-    return streaming(site, nest, saved=saved, backward_flops=3.0 * flops)
+    nest = call.nest("b.. i j -> b..", coupled="i j", vector_flops=flops)
+    saved = (*keep_inputs(call, 0), *keep_outputs(0), keep_extra(0, x.elements, x))
+    return streaming(call, nest, saved=saved, backward_flops=3.0 * flops)
 
 
 SOFTMAX_STATISTICS = Statistics((1, 1), (1,))
@@ -136,43 +136,43 @@ BACKWARD_FLOPS = 4.0
 """Per element: product with the output, its sum, subtract, product."""
 
 
-def _coupled_nest(site: Site, vector_flops: float) -> LoopNest:
+def _coupled_nest(call: OpCall, vector_flops: float) -> LoopNest:
     """The normalised dimension is coupled; before operator set 13 that is every dimension from `axis` on."""
-    rank = len(site.input(0).shape)
-    if site.call.opset >= 13:
-        coupled = [site.axis("axis", -1, rank)] if rank else []
+    rank = len(call.input(0).shape)
+    if call.opset >= 13:
+        coupled = [call.axis("axis", -1, rank)] if rank else []
     else:
-        coupled = list(range(site.axis("axis", 1, rank), rank))
-    return broadcast_nest(site, (0,), vector_flops, coupled=coupled)
+        coupled = list(range(call.axis("axis", 1, rank), rank))
+    return broadcast_nest(call, (0,), vector_flops, coupled=coupled)
 
 
 @Rule(statistics=SOFTMAX_STATISTICS).of("Softmax", "LogSoftmax")
-def softmax(site: Site) -> OpSpec:
+def softmax(call: OpCall) -> OpSpec:
     """Exponentials normalised along an axis, or their logarithms."""
-    elements = site.input(0).elements
-    nest = _coupled_nest(site, FORWARD_FLOPS * elements)
-    return streaming(site, nest, saved=keep_outputs(0), backward_flops=BACKWARD_FLOPS * elements)
+    elements = call.input(0).elements
+    nest = _coupled_nest(call, FORWARD_FLOPS * elements)
+    return streaming(call, nest, saved=keep_outputs(0), backward_flops=BACKWARD_FLOPS * elements)
 
 
 @Rule(ports=()).of("Hardmax")
-def hardmax(site: Site) -> OpSpec:
+def hardmax(call: OpCall) -> OpSpec:
     """One at the first maximum along an axis, else zero; no gradient."""
-    return streaming(site, _coupled_nest(site, 2.0 * site.input(0).elements))
+    return streaming(call, _coupled_nest(call, 2.0 * call.input(0).elements))
 
 
 @Rule(infer=as_first, statistics=SOFTMAX_STATISTICS).of("com.microsoft.BiasSoftmax")
-def bias_softmax(site: Site) -> OpSpec:
+def bias_softmax(call: OpCall) -> OpSpec:
     """Bias added, then softmax, in one kernel."""
-    elements = site.input(0).elements
-    nest = broadcast_nest(site, (0,), 6.0 * elements, coupled=[-1])
-    return streaming(site, nest, saved=keep_outputs(0), backward_flops=BACKWARD_FLOPS * elements)
+    elements = call.input(0).elements
+    nest = broadcast_nest(call, (0,), 6.0 * elements, coupled=[-1])
+    return streaming(call, nest, saved=keep_outputs(0), backward_flops=BACKWARD_FLOPS * elements)
 
 
-def _loss_nest(site: Site, vector_flops: float, classes: DimKind) -> LoopNest:
+def _loss_nest(call: OpCall, vector_flops: float, classes: DimKind) -> LoopNest:
     """`n c s, n s -> ` loss; a mean over rows is a sum of parts, each divided by the whole's number of rows."""
-    unreduced = site.output().shape == site.input(1).shape and bool(site.input(1).shape)
+    unreduced = call.output().shape == call.input(1).shape and bool(call.input(1).shape)
     rows, loss = ("n s..", "n s..") if unreduced else ("n s..", "")
-    return site.nest(
+    return call.nest(
         f"n c s.., {rows}, ?c -> {loss}, ?n c s..",
         parallel=rows if unreduced else "",
         reduced=("" if unreduced else rows) + (" c" if classes is DimKind.REDUCED else ""),
@@ -182,7 +182,7 @@ def _loss_nest(site: Site, vector_flops: float, classes: DimKind) -> LoopNest:
 
 
 @Rule(ports=(0,), statistics=Statistics((1, 2))).of("SoftmaxCrossEntropyLoss")
-def softmax_cross_entropy(site: Site) -> OpSpec:
+def softmax_cross_entropy(call: OpCall) -> OpSpec:
     """Log-softmax of the scores and the mean loss of the labels; `details["loss_elements"]` is the number of scores.
 
     Ranks that cut the classes exchange the maximum, then the sum of exponentials with the label's score; backward is
@@ -190,16 +190,16 @@ def softmax_cross_entropy(site: Site) -> OpSpec:
 
     The log-probabilities are kept: as output 1 where asked for, else made by the operator; so are the labels.
     """
-    scores = site.input(0)
-    made: tuple[Saved, ...] = keep_outputs(1) if site.has_output(1) else (keep_extra(0, scores.elements, scores),)
-    nest = _loss_nest(site, FORWARD_FLOPS * scores.elements, DimKind.COUPLED)
-    saved = (*keep_inputs(site, 1), *made)
+    scores = call.input(0)
+    made: tuple[Saved, ...] = keep_outputs(1) if call.has_output(1) else (keep_extra(0, scores.elements, scores),)
+    nest = _loss_nest(call, FORWARD_FLOPS * scores.elements, DimKind.COUPLED)
+    saved = (*keep_inputs(call, 1), *made)
     # two kernels forward (log-softmax, loss), two backward, with the log-probabilities' gradient written and read
-    labels = traffic(site.input(1))
+    labels = traffic(call.input(1))
     forward = traffic(scores) + elements_like(scores, scores.elements) + labels
     backward = elements_like(scores, 4.0 * scores.elements) + labels
     return streaming(
-        site,
+        call,
         nest,
         saved=saved,
         forward=forward,
@@ -212,11 +212,11 @@ def softmax_cross_entropy(site: Site) -> OpSpec:
 
 
 @Rule(ports=(0,)).of("NegativeLogLikelihoodLoss")
-def negative_log_likelihood(site: Site) -> OpSpec:
+def negative_log_likelihood(call: OpCall) -> OpSpec:
     """Mean of the labels' negated log-probabilities; reads one number a row, writes a gradient of full size."""
-    scores, labels = site.input(0), site.input(1)
-    nest = _loss_nest(site, 2.0 * labels.elements, DimKind.REDUCED)
-    forward = elements_like(scores, labels.elements) + traffic(labels, site.output())
+    scores, labels = call.input(0), call.input(1)
+    nest = _loss_nest(call, 2.0 * labels.elements, DimKind.REDUCED)
+    forward = elements_like(scores, labels.elements) + traffic(labels, call.output())
     backward = traffic(scores, labels)
-    saved = (*keep_inputs(site, 1), keep_extra(0, 1, scores))
-    return streaming(site, nest, saved=saved, forward=forward, backward=backward, backward_flops=float(labels.elements))
+    saved = (*keep_inputs(call, 1), keep_extra(0, 1, scores))
+    return streaming(call, nest, saved=saved, forward=forward, backward=backward, backward_flops=float(labels.elements))

@@ -62,6 +62,25 @@ RULES.update({name: lambda c, f=f: f(c[0], c[1]) for name, f in _BINARY.items()}
 RULES.update({name: lambda c, f=f: reduce(f, [x for x in c.inputs if x is not None]) for name, f in _MANY.items()})  # type: ignore[misc]
 
 
+RULES.update(
+    {
+        "Mod": lambda c: torch.fmod(c[0], c[1]) if c.attr("fmod", 0) else torch.remainder(c[0], c[1]),
+        "Where": lambda c: torch.where(c[0], c[1], c[2]),
+        "Cast": lambda c: _to(c[0], torch_type(int(c.attr("to")), c.context.float_dtype)),
+        "CastLike": lambda c: _to(c[0], c[1].dtype),
+        "Gelu": lambda c: F.gelu(c[0], approximate=c.attr("approximate", "none")),
+        "com.microsoft.Gelu": lambda c: F.gelu(c[0], approximate=c.attr("approximate", "none")),
+        "com.microsoft.QuickGelu": lambda c: c[0] * torch.sigmoid(c.attr("alpha", 1.702) * c[0]),
+        "Swish": lambda c: _swish_of(c[0], c.attr("alpha", 1.0)),
+        "LeakyRelu": lambda c: torch.where(c[0] >= 0, c[0], c.attr("alpha", 0.01) * c[0]),
+        "ThresholdedRelu": lambda c: torch.where(c[0] > c.attr("alpha", 1.0), c[0], torch.zeros_like(c[0])),
+        "Elu": lambda c: F.elu(c[0], c.attr("alpha", 1.0)),
+        "Celu": lambda c: F.celu(c[0], c.attr("alpha", 1.0)),
+        "HardSigmoid": lambda c: torch.clamp(c.attr("alpha", 0.2) * c[0] + c.attr("beta", 0.5), 0, 1),
+    }
+)
+
+
 @rule("Mean")
 def _mean(c: Call) -> torch.Tensor:
     present = [x for x in c.inputs if x is not None]
@@ -75,20 +94,10 @@ def _divide(c: Call) -> torch.Tensor:
     return torch.div(c[0], c[1], rounding_mode="trunc")
 
 
-@rule("Mod")
-def _modulo(c: Call) -> torch.Tensor:
-    return torch.fmod(c[0], c[1]) if c.attr("fmod", 0) else torch.remainder(c[0], c[1])
-
-
 @rule("IsInf")
 def _is_infinite(c: Call) -> torch.Tensor:
     positive, negative = c.attr("detect_positive", 1), c.attr("detect_negative", 1)
     return (torch.isposinf(c[0]) & bool(positive)) | (torch.isneginf(c[0]) & bool(negative))
-
-
-@rule("Where")
-def _where(c: Call) -> torch.Tensor:
-    return torch.where(c[0], c[1], c[2])
 
 
 @rule("Clip")
@@ -103,39 +112,14 @@ def _clip(c: Call) -> torch.Tensor:
     return x if high is None else torch.minimum(x, high)
 
 
-@rule("Cast")
-def _cast(c: Call) -> torch.Tensor:
-    return _to(c[0], torch_type(int(c.attr("to")), c.context.float_dtype))
-
-
-@rule("CastLike")
-def _cast_like(c: Call) -> torch.Tensor:
-    return _to(c[0], c[1].dtype)
-
-
 def _to(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return x if x.dtype == dtype else x.to(dtype)
-
-
-@rule("Gelu", "com.microsoft.Gelu")
-def _gelu(c: Call) -> torch.Tensor:
-    return F.gelu(c[0], approximate="tanh" if c.attr("approximate", "none") == "tanh" else "none")
 
 
 @rule("com.microsoft.FastGelu", "com.microsoft.BiasGelu")
 def _gelu_with_bias(c: Call) -> torch.Tensor:
     x = c[0] + c[1] if c.has(1) else c[0]
     return F.gelu(x, approximate="tanh" if c.op.endswith("FastGelu") else "none")
-
-
-@rule("com.microsoft.QuickGelu")
-def _quick_gelu(c: Call) -> torch.Tensor:
-    return c[0] * torch.sigmoid(c.attr("alpha", 1.702) * c[0])
-
-
-@rule("Swish")
-def _swish(c: Call) -> torch.Tensor:
-    return _swish_of(c[0], c.attr("alpha", 1.0))
 
 
 def _swish_of(x: torch.Tensor, alpha: float) -> torch.Tensor:
@@ -150,35 +134,10 @@ def _swiglu(c: Call) -> torch.Tensor:
     return repeated(lambda gate, x: (_swish_of(gate, alpha) * x,), (c[0], c[1]))[0]
 
 
-@rule("LeakyRelu")
-def _leaky_relu(c: Call) -> torch.Tensor:
-    return torch.where(c[0] >= 0, c[0], c.attr("alpha", 0.01) * c[0])
-
-
-@rule("ThresholdedRelu")
-def _thresholded_relu(c: Call) -> torch.Tensor:
-    return torch.where(c[0] > c.attr("alpha", 1.0), c[0], torch.zeros_like(c[0]))
-
-
-@rule("Elu")
-def _elu(c: Call) -> torch.Tensor:
-    return F.elu(c[0], c.attr("alpha", 1.0))
-
-
-@rule("Celu")
-def _celu(c: Call) -> torch.Tensor:
-    return F.celu(c[0], c.attr("alpha", 1.0))
-
-
 @rule("Selu")
 def _selu(c: Call) -> torch.Tensor:
     alpha, gamma = c.attr("alpha", 1.6732632), c.attr("gamma", 1.0507010)
     return gamma * torch.where(c[0] > 0, c[0], alpha * torch.expm1(torch.clamp(c[0], max=0)))
-
-
-@rule("HardSigmoid")
-def _hard_sigmoid(c: Call) -> torch.Tensor:
-    return torch.clamp(c.attr("alpha", 0.2) * c[0] + c.attr("beta", 0.5), 0, 1)
 
 
 @rule("Shrink")

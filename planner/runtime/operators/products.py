@@ -9,12 +9,21 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from planner.errors import ModelError
-from planner.runtime.operators.call import Call, rule
+from planner.runtime.operators.call import RULES, Call, rule
 from planner.runtime.operators.kernels import product
 
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _CONV_TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 _MAX_POOL = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
+
+
+RULES.update(
+    {
+        "GlobalAveragePool": lambda c: c[0].mean(tuple(range(2, c[0].dim())), keepdim=True),
+        "GlobalMaxPool": lambda c: c[0].amax(tuple(range(2, c[0].dim())), keepdim=True),
+        "Det": lambda c: torch.linalg.det(c[0]),
+    }
+)
 
 
 @rule("MatMul", product=True)
@@ -150,21 +159,6 @@ def _average_pool(c: Call) -> torch.Tensor:
     folded = _padded(x, before, after).flatten(0, 1).unsqueeze(1)
     sums = _CONV[n](folded, window, None, strides, 0, dilations)
     return sums.reshape(*x.shape[:2], *sums.shape[2:]) / counts
-
-
-@rule("GlobalAveragePool")
-def _global_average_pool(c: Call) -> torch.Tensor:
-    return c[0].mean(tuple(range(2, c[0].dim())), keepdim=True)
-
-
-@rule("GlobalMaxPool")
-def _global_max_pool(c: Call) -> torch.Tensor:
-    return c[0].amax(tuple(range(2, c[0].dim())), keepdim=True)
-
-
-@rule("Det")
-def _determinant(c: Call) -> torch.Tensor:
-    return torch.linalg.det(c[0])
 
 
 @rule("CausalConvWithState")

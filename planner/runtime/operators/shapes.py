@@ -6,8 +6,19 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from planner.errors import ModelError
-from planner.runtime.operators.call import Call, dims_of, rule
+from planner.runtime.operators.call import RULES, Call, dims_of, rule
 from planner.runtime.operators.elementwise import torch_type
+
+RULES.update(
+    {
+        "Transpose": lambda c: c[0].permute(c.attr("perm") or list(range(c[0].dim()))[::-1]),
+        "Expand": lambda c: c[0].expand(torch.broadcast_shapes(c[0].shape, c.ints(1) or [])),
+        "Tile": lambda c: c[0].repeat(c.ints(1) or []),
+        "Concat": lambda c: torch.cat([x for x in c.inputs if x is not None], int(c.attr("axis"))),
+        "Shape": lambda c: torch.tensor(list(c[0].shape)[c.attr("start", 0) : c.attr("end")], dtype=torch.int64),
+        "Size": lambda c: torch.tensor(c[0].numel(), dtype=torch.int64),
+    }
+)
 
 
 @rule("Reshape")
@@ -16,11 +27,6 @@ def _reshape(c: Call) -> torch.Tensor:
     if not c.attr("allowzero", 0):
         shape = [c[0].shape[d] if size == 0 else size for d, size in enumerate(shape)]
     return c[0].reshape(shape)
-
-
-@rule("Transpose")
-def _transpose(c: Call) -> torch.Tensor:
-    return c[0].permute(c.attr("perm") or list(range(c[0].dim()))[::-1])
 
 
 @rule("Flatten")
@@ -46,21 +52,6 @@ def _unsqueeze(c: Call) -> torch.Tensor:
     for axis in sorted(a % rank for a in axes):
         x = x.unsqueeze(axis)
     return x
-
-
-@rule("Expand")
-def _expand(c: Call) -> torch.Tensor:
-    return c[0].expand(torch.broadcast_shapes(c[0].shape, c.ints(1) or []))
-
-
-@rule("Tile")
-def _tile(c: Call) -> torch.Tensor:
-    return c[0].repeat(c.ints(1) or [])
-
-
-@rule("Concat")
-def _concat(c: Call) -> torch.Tensor:
-    return torch.cat([x for x in c.inputs if x is not None], int(c.attr("axis")))
 
 
 @rule("Split")
@@ -122,16 +113,6 @@ def _padded_along(x: torch.Tensor, d: int, before: int, after: int, mode: str) -
         places = places.abs()
         places = torch.where(places >= size, 2 * (size - 1) - places, places)
     return x.index_select(d, places)
-
-
-@rule("Shape")
-def _shape(c: Call) -> torch.Tensor:
-    return torch.tensor(list(c[0].shape)[c.attr("start", 0) : c.attr("end")], dtype=torch.int64)
-
-
-@rule("Size")
-def _size(c: Call) -> torch.Tensor:
-    return torch.tensor(c[0].numel(), dtype=torch.int64)
 
 
 @rule("Constant")

@@ -1,4 +1,4 @@
-"""An operator's one entry, and what its rule sees: a call, and for which inputs training needs a gradient.
+"""An operator's one entry, and the call that its rule sees.
 
 An entry may fold: results are computed from small known operands (`evaluate`), as exporters write to find out shapes at
 run time, and constants.
@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.errors import ModelError
-from planner.graph import DType, Node, Tensor, TensorKind
+from planner.graph import AttributeValue, ConstantValue, DType, Graph, Node, Tensor, TensorKind
 from planner.operators.nest import Operand, dim_names, loop_nest, spell_runs
-from planner.operators.types import DimKind, LoopNest, OpCall, OpSpec
+from planner.operators.types import DimKind, LoopNest, OpSpec
 from planner.registry import Registry
 
 if TYPE_CHECKING:
@@ -26,20 +26,52 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
-    """An operator call together with the gradients that training asks of it.
+class OpCall:
+    """One operator applied to concrete tensors: all that a rule may look at.
 
     Attributes:
-        call: the operator and its tensors.
-        needs: for each input, whether its gradient is needed.
+        op: operator type as in `Node.op`.
+        opset: version of the default operator set.
+        inputs: by position, None where an optional input is absent.
+        outputs: by position, None where nobody reads the output.
+        attributes: by name.
+        constants: by input position, the flattened value where it is a small known constant, else None.
+        needs: for each input, whether training needs its gradient; nothing where nobody asks.
     """
 
-    call: OpCall
-    needs: tuple[bool, ...]
+    op: str
+    opset: int
+    inputs: tuple[Tensor | None, ...]
+    outputs: tuple[Tensor | None, ...]
+    attributes: Mapping[str, AttributeValue]
+    constants: tuple[ConstantValue | None, ...]
+    needs: tuple[bool, ...] = ()
+
+    @staticmethod
+    def of(graph: Graph, node: Node) -> OpCall:
+        """The call that a node of a graph makes."""
+        return OpCall(
+            node.op,
+            graph.opset,
+            tuple(graph.tensors[name] if name else None for name in node.inputs),
+            tuple(graph.tensors.get(name) if name else None for name in node.outputs),
+            node.attributes,
+            tuple(graph.constants.get(name) if name else None for name in node.inputs),
+        )
+
+    def signature(self) -> tuple[object, ...]:
+        """What the cost depends on: equal signatures cost the same. Tensor names are left out."""
+        return (
+            self.op,
+            tuple((t.shape, t.dtype, t.kind) if t else None for t in self.inputs),
+            tuple((t.shape, t.dtype) if t else None for t in self.outputs),
+            tuple(sorted(self.attributes.items(), key=lambda kv: kv[0])),
+            self.constants,
+        )
 
     def has(self, position: int) -> bool:
         """Whether that input is present."""
-        return position < len(self.call.inputs) and self.call.inputs[position] is not None
+        return position < len(self.inputs) and self.inputs[position] is not None
 
     def input(self, position: int) -> Tensor:
         """That input.
@@ -47,11 +79,11 @@ class Site:
         Raises:
             ModelError: the input is absent.
         """
-        return self._present(self.call.inputs, position, "input")
+        return self._present(self.inputs, position, "input")
 
     def has_output(self, position: int) -> bool:
         """Whether that output is asked for."""
-        return position < len(self.call.outputs) and self.call.outputs[position] is not None
+        return position < len(self.outputs) and self.outputs[position] is not None
 
     def output(self, position: int = 0) -> Tensor:
         """That output.
@@ -59,18 +91,18 @@ class Site:
         Raises:
             ModelError: the output is absent.
         """
-        return self._present(self.call.outputs, position, "output")
+        return self._present(self.outputs, position, "output")
 
     def _present(self, tensors: Sequence[Tensor | None], position: int, what: str) -> Tensor:
         tensor = tensors[position] if position < len(tensors) else None
         if tensor is None:
-            raise ModelError(f"{self.call.op} lacks its {what} {position}", where=self.where, hint="repair the model")
+            raise ModelError(f"{self.op} lacks its {what} {position}", where=self.where, hint="repair the model")
         return tensor
 
     @property
     def where(self) -> str:
         """Name of a tensor by which a person finds the call in the model."""
-        return next((t.name for t in (*self.call.outputs, *self.call.inputs) if t is not None), "")
+        return next((t.name for t in (*self.outputs, *self.inputs) if t is not None), "")
 
     def nest(
         self,
@@ -139,35 +171,35 @@ class Site:
 
     def present(self) -> tuple[Tensor, ...]:
         """All inputs that are present."""
-        return tuple(t for t in self.call.inputs if t is not None)
+        return tuple(t for t in self.inputs if t is not None)
 
     def results(self) -> tuple[Tensor, ...]:
         """All outputs that are asked for."""
-        return tuple(t for t in self.call.outputs if t is not None)
+        return tuple(t for t in self.outputs if t is not None)
 
     def int_attribute(self, name: str, default: int) -> int:
         """An integer attribute, or its default."""
-        value = self.call.attributes.get(name, default)
+        value = self.attributes.get(name, default)
         return int(value) if isinstance(value, (int, float)) else default
 
     def str_attribute(self, name: str, default: str) -> str:
         """A text attribute, or its default."""
-        value = self.call.attributes.get(name, default)
+        value = self.attributes.get(name, default)
         return value if isinstance(value, str) else default
 
     def ints(self, name: str, default: tuple[int, ...] = ()) -> tuple[int, ...]:
         """A list of integers from an attribute, or its default."""
-        value = self.call.attributes.get(name, default)
+        value = self.attributes.get(name, default)
         return tuple(int(v) for v in value) if isinstance(value, tuple) else default
 
     def constant_ints(self, position: int) -> tuple[int, ...] | None:
         """The known integer values of an input, None when absent or unknown."""
-        value = self.call.constants[position] if position < len(self.call.constants) else None
+        value = self.constants[position] if position < len(self.constants) else None
         return None if value is None or not self.has(position) else tuple(int(v) for v in value)
 
     def axes(self, attribute: str, position: int, rank: int) -> tuple[int, ...] | None:
         """Axes from an attribute (older operator sets) or a constant input, none negative; None if not given."""
-        value = self.call.attributes.get(attribute)
+        value = self.attributes.get(attribute)
         axes = tuple(int(v) for v in value) if isinstance(value, tuple) else self.constant_ints(position)
         if isinstance(value, int):
             axes = (value,)
@@ -180,19 +212,19 @@ class Site:
 
 _OPERAND = re.compile(r"\s*(\?)?(?:(\d+):)?(.*)")
 
-RuleFunction = Callable[[Site], OpSpec]
+RuleFunction = Callable[[OpCall], OpSpec]
 Travel = Callable[["Flow", int, Node], None]
 """Carries the batch through a node, given its index: marks results and operands that follow the batch."""
 Shaped = tuple[tuple[int, ...], DType]
 """Shape and element type of a result."""
-OutputTypes = Callable[[Site], Sequence[Shaped | None]]
+OutputTypes = Callable[[OpCall], Sequence[Shaped | None]]
 """Shapes and types of the results of a call, from its inputs alone."""
 
 
 Array = NDArray[Any]
 Attributes = Mapping[str, Any]
 
-Strides = Callable[[Site, tuple[int, ...]], tuple[int, ...] | None]
+Strides = Callable[[OpCall, tuple[int, ...]], tuple[int, ...] | None]
 """Strides of a result that is a view of the first input, given the input's strides; None if it must be a copy."""
 
 
@@ -337,9 +369,9 @@ def like(tensor: Tensor, shape: Sequence[int] | None = None, dtype: DType | None
     return tuple(tensor.shape if shape is None else shape), dtype or tensor.dtype
 
 
-def as_first(site: Site) -> list[Shaped | None]:
+def as_first(call: OpCall) -> list[Shaped | None]:
     """Results of operators that hand on the shape and type of their first input."""
-    return [like(site.input(0))] * len(site.call.outputs)
+    return [like(call.input(0))] * len(call.outputs)
 
 
 RULES: Registry[Rule] = Registry("planner.operators.rules", "operator")
