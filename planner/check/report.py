@@ -18,7 +18,7 @@ from planner.graph import Graph
 from planner.hardware.types import Cluster, with_headroom
 from planner.operators.batching import rebatch
 from planner.planning import Progress
-from planner.plans import Fault, Finding, Plan, assemble_priced, validate, with_price
+from planner.plans import Fault, Finding, Plan, assemble, validate, with_price
 from planner.plans.checks import check_figures
 from planner.plans.figures import gap_to
 from planner.plans.files import seal
@@ -85,7 +85,7 @@ def _judged(plan: Plan, graph: Graph, cluster: Cluster) -> tuple[Plan, tuple[Vio
     if not evaluation.stages:
         raise InfeasibleError(evaluation.violations[0].message, hint="plan again")
     played_s = play_terms(decision, schedule, evaluation.stages).iteration_s
-    anew = assemble_priced(
+    anew = assemble(
         pricer,
         cluster,
         job,
