@@ -10,7 +10,6 @@ from planner.plans.assemble import assemble as assemble
 from planner.plans.assemble import default_provenance as default_provenance
 from planner.plans.assemble import with_price as with_price
 from planner.plans.assemble import with_simulation as with_simulation
-from planner.plans.comparison import compare_answers as compare_answers
 from planner.plans.comparison import compare_plans as compare_plans
 from planner.plans.comparison import dump_answer as dump_answer
 from planner.plans.comparison import infeasible_answer as infeasible_answer
@@ -69,7 +68,6 @@ from planner.plans.rules import read_rules as read_rules
 from planner.plans.shardings import BlockSeries as BlockSeries
 from planner.plans.shardings import GroupCollective as GroupCollective
 from planner.plans.shardings import Holding as Holding
-from planner.plans.shardings import MeshAxis as MeshAxis
 from planner.plans.shardings import ShardedBlock as ShardedBlock
 from planner.plans.shardings import Sharding as Sharding
 from planner.plans.shardings import dealt as dealt
