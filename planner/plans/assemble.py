@@ -7,7 +7,6 @@ import math
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Literal
 
 from planner.costs.precision import Precision
 from planner.costs.report import coverage
@@ -22,7 +21,7 @@ from planner.plans.files import seal
 from planner.plans.model import Block, BlockRun, compress
 from planner.plans.rank_schedule import RankSchedule, lay_out, meeting
 from planner.plans.readings import requirements
-from planner.plans.records import Duplicated, Provenance, SharedParameter, Stage
+from planner.plans.records import Duplicated, Given, Provenance, SharedParameter, Stage
 from planner.plans.types import FORMAT, SCHEMA_VERSION, Plan, Requirement, minor_of
 from planner.plans.words import module_ranges, significant
 from planner.schedules import Schedule, WeightPolicy
@@ -61,7 +60,7 @@ def assemble(
     provenance: Provenance | None = None,
     alternatives: Sequence[Candidate] = (),
     schedule: Schedule | None = None,
-    given: Literal["", "name", "orders", "configuration"] = "",
+    given: Given = "",
 ) -> Plan:
     """Write a configuration that was priced, evaluated and simulated out as a sealed plan; O(nodes + actions).
 
