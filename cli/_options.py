@@ -145,6 +145,14 @@ optimizer_option: Decorator = click.option(
     show_default=True,
     help="adam, adamw, lamb, momentum, sgd or adafactor; adam:moments=bf16 stores its moments in bf16.",
 )
+overlap_option: Decorator = click.option(
+    "--overlap",
+    type=click.FloatRange(0, 1),
+    help="Fraction of backward work that can hide gradient synchronisation. [default: the stack's]",
+)
+precision_option: Decorator = click.option(
+    "--precision", help="Number formats, as in `plan`. [default: the best that all devices support]"
+)
 attention_option: Decorator = choice(
     "--attention", of=("fused", "eager"), help="fused: attention does not store its score matrix; eager: it does."
 )

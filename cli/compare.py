@@ -40,7 +40,7 @@ from ._report import progress_line, show
     of=("sync", "any"),
     help="sync: list asynchronous systems separately; any: rank them with the others.",
 )
-@click.option("--precision", help="Number formats, as in `plan`. [default: the best that all devices support]")
+@_options.precision_option
 @_options.optimizer_option
 @_options.headroom_option
 @_options.dims_option

@@ -99,7 +99,7 @@ def command(
     before, after = (
         planner.plans.load_answer(text, name=shown_name(path)) for text, path in zip(texts, (old, new), strict=True)
     )
-    comparison = planner.plans.compare_answers(
+    comparison = planner.plans.compare_plans(
         before,
         after,
         tolerance=tolerance,

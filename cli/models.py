@@ -18,6 +18,10 @@ from . import _options
 from ._options import count, dims_option, format_option, parse_dims
 from ._report import say_progress, show, show_rows
 
+_onnx_output = click.option(
+    "-o", "--output", required=True, type=click.Path(path_type=Path, dir_okay=False), help="ONNX file to write."
+)
+
 
 @click.group("models")
 def command() -> None:
@@ -63,9 +67,7 @@ def list_models(family: str | None, form: str) -> None:
 @command.command("build", context_settings={"ignore_unknown_options": True})
 @click.argument("name", required=False)
 @click.option("--family", metavar="NAME", help="Build a model of this family or model_type with your own sizes.")
-@click.option(
-    "-o", "--output", required=True, type=click.Path(path_type=Path, dir_okay=False), help="ONNX file to write."
-)
+@_onnx_output
 @count("--batch", default=1, show_default=True, help="Samples in one forward pass.")
 @count("--seq", help="Sequence length. [default: the model's]")
 @click.argument("sizes", nargs=-1, type=click.UNPROCESSED, metavar="[--SIZE VALUE]...")
@@ -109,9 +111,7 @@ def build_model(
 @command.command("rebatch")
 @click.argument("model", metavar="MODEL", type=click.Path(dir_okay=False))
 @count("--batch", required=True, help="Samples in one forward pass.")
-@click.option(
-    "-o", "--output", required=True, type=click.Path(path_type=Path, dir_okay=False), help="ONNX file to write."
-)
+@_onnx_output
 @dims_option
 def rebatch_model(model: str, batch: int, output: Path, dims: tuple[str, ...]) -> None:
     """Convert an ONNX file that was exported at a fixed batch to another batch.

@@ -103,11 +103,7 @@ _sizes = functools.partial(click.option, type=_options.NUMBERS)
 )
 @_options.flag("--uniform", help="Use the same number of replicas for all stages, as most frameworks require.")
 @_options.count("--max-stages", help="Use at most this many pipeline stages.")
-@click.option(
-    "--overlap",
-    type=click.FloatRange(0, 1),
-    help="Fraction of backward work that can hide gradient synchronisation. [default: the stack's]",
-)
+@_options.overlap_option
 @_options.headroom_option
 @_options.attention_option
 @_options.flag("--no-dropout", help="Do not count memory of dropout masks.")

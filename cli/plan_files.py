@@ -385,7 +385,7 @@ def _replanned(name: str, plan: Any, graph: Any, cluster: Any, *, form: str) -> 
         anew = planner.replan(plan, graph, cluster)
     except planner.InfeasibleError as error:
         anew = planner.plans.infeasible_answer(error, graph.fingerprint, cluster.fingerprint, plan.provenance)
-    comparison = planner.plans.compare_answers(plan, anew)
+    comparison = planner.plans.compare_plans(plan, anew)
     same = isinstance(anew, planner.Plan) and anew.digest == plan.digest
     if form == "json":
         document = {

@@ -100,11 +100,7 @@ _degree = functools.partial(click.option, type=click.IntRange(min=1), default=1,
     help="Number formats, as in `plan`. [default: those of the plan file, else the best that the devices support]",
 )
 @click.option("--optimizer", help="Optimizer, as in `plan`. [default: that of the plan file, else adam]")
-@click.option(
-    "--overlap",
-    type=click.FloatRange(0, 1),
-    help="Fraction of backward work that can hide gradient synchronisation. [default: the stack's]",
-)
+@_options.overlap_option
 @_options.headroom_option
 @_options.flag("--best", help="Also search the best plan, and compare the configuration with it.")
 @_options.dims_option
@@ -279,9 +275,7 @@ def _document(prediction: Any, best_comparison: dict[str, Any] | None, fixes: An
 @_options.model_argument
 @_options.machine_options()
 @click.option("--runs", required=True, metavar="FILE", help="CSV of measured runs; - is standard input.")
-@click.option(
-    "--precision", help="Number formats of the runs, as in `plan`. [default: the best that all devices support]"
-)
+@_options.precision_option
 @_options.optimizer_option
 @_options.dims_option
 @_options.file_to_write("--output", "-o", help="Write the fitted stack (YAML) here.")

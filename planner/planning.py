@@ -12,7 +12,7 @@ from planner.decision import ABOUT_AS_FAST, certificate_of, decide, joint
 from planner.errors import InfeasibleError, JobError, ModelError, ShardplanError
 from planner.graph import Graph
 from planner.hardware.types import Cluster, with_devices, with_headroom
-from planner.plans import FreeChoice, Plan, Provenance, assemble_priced, seal, summary
+from planner.plans import FreeChoice, Plan, Provenance, assemble, seal, summary
 from planner.schedules import Schedule
 from planner.sharding import unmatched
 from planner.solvers import Answer, KnownPlan, search
@@ -150,7 +150,7 @@ class PlanTask:
         pricer, job = self.pricers[-1], within_limits(self.job, backends)
         best, simulated_s, others = decide(answer, simplest=bool(backends))
         written = dataclasses.replace(job, structure=Structure(), backends=job.backends if backends else ())
-        return assemble_priced(
+        return assemble(
             pricer,
             pricer.cluster,
             written,

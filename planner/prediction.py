@@ -36,7 +36,7 @@ from planner.named_shardings import (
     ways_to_share,
     with_fewest_weights,
 )
-from planner.plans import Plan, Provenance, assemble_priced
+from planner.plans import Plan, Provenance, assemble
 from planner.space import Configuration, WorkerMemory, evaluate, play_terms
 from planner.space.configuration import UNRESTRICTED, Structure
 from planner.space.device_layouts import DeviceLayouts
@@ -209,7 +209,7 @@ def predict(
         )
     schedule = schedules.get(chosen.schedule)
     played_s = play_terms(chosen, schedule, evaluation.stages).iteration_s
-    predicted = assemble_priced(
+    predicted = assemble(
         pricer,
         cluster,
         allowing(job, chosen),

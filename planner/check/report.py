@@ -18,7 +18,7 @@ from planner.graph import Graph
 from planner.hardware.types import Cluster, with_headroom
 from planner.operators.batching import rebatch
 from planner.planning import Progress
-from planner.plans import Fault, Finding, Plan, assemble_priced, validate, with_price
+from planner.plans import Fault, Finding, Plan, assemble, validate, with_price
 from planner.plans.checks import check_figures
 from planner.plans.figures import gap_to
 from planner.plans.files import seal
@@ -60,21 +60,6 @@ def reevaluate(plan: Plan, graph: Graph, cluster: Cluster) -> tuple[Plan, tuple[
     """
     if plan.system is not None:
         return decide_again(plan, graph, cluster), ()
-    return _judged(plan, graph, cluster)
-
-
-def _certificate_of(plan: Plan, played_s: float) -> Certificate:
-    """The plan's certificate, with the gap to the iteration time computed anew."""
-    predictions = plan.predictions
-    gap = gap_to(predictions.bound_s, significant(played_s))
-    proven = predictions.proven_optimal and gap <= ROUNDED
-    return Certificate(
-        predictions.bound_s, gap, predictions.space, proven, predictions.tried_bound_s, predictions.line_bound_s
-    )
-
-
-def _judged(plan: Plan, graph: Graph, cluster: Cluster) -> tuple[Plan, tuple[Violation, ...]]:
-    """The plan's configuration priced, evaluated, simulated and assembled, with the plan's alternatives."""
     job = plan.options
     cluster = with_headroom(cluster, plan.hardware.headroom)
     noted, _ = allowed_sizes(graph, job)
@@ -85,7 +70,7 @@ def _judged(plan: Plan, graph: Graph, cluster: Cluster) -> tuple[Plan, tuple[Vio
     if not evaluation.stages:
         raise InfeasibleError(evaluation.violations[0].message, hint="plan again")
     played_s = play_terms(decision, schedule, evaluation.stages).iteration_s
-    anew = assemble_priced(
+    anew = assemble(
         pricer,
         cluster,
         job,
@@ -97,8 +82,6 @@ def _judged(plan: Plan, graph: Graph, cluster: Cluster) -> tuple[Plan, tuple[Vio
         schedule=schedule,
         given=plan.schedule.given,
     )
-    if plan.headline is None:  # of before
-        anew = dataclasses.replace(anew, headline=None)
     anew = _priced_as(plan, anew)
     takers = tuple(BACKENDS.get(name) for name in plan.options.backends)
     anew = dataclasses.replace(
@@ -106,8 +89,19 @@ def _judged(plan: Plan, graph: Graph, cluster: Cluster) -> tuple[Plan, tuple[Vio
         alternatives=plan.alternatives,
         runs_on=running(anew, takers, graph) if plan.runs_on else (),
         free_choice=plan.free_choice,
+        headline=plan.headline and anew.headline,  # files of before have none
     )
     return seal(anew), evaluation.violations
+
+
+def _certificate_of(plan: Plan, played_s: float) -> Certificate:
+    """The plan's certificate, with the gap to the iteration time computed anew."""
+    predictions = plan.predictions
+    gap = gap_to(predictions.bound_s, significant(played_s))
+    proven = predictions.proven_optimal and gap <= ROUNDED
+    return Certificate(
+        predictions.bound_s, gap, predictions.space, proven, predictions.tried_bound_s, predictions.line_bound_s
+    )
 
 
 def _priced_as(plan: Plan, anew: Plan) -> Plan:

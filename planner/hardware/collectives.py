@@ -135,7 +135,7 @@ def _hierarchical(kind: Collective, span: Span, tiers: Sequence[LinkTier]) -> Af
         fit = measured_fit(tier.level, Collective.REDUCE_SCATTER, tier.width) if i == 0 else None
         alpha, beta = fit or ((tier.width - 1) * tier.latency_s, share / rate)
         latency_s += rounds * alpha
-        s_per_byte += rounds * beta / tier.ranks
+        s_per_byte += rounds * beta / tier.fewest
     return latency_s, s_per_byte
 
 
@@ -164,13 +164,13 @@ def _pairwise(kind: Collective, span: Span, tiers: Sequence[LinkTier]) -> Affine
     if kind is not Collective.ALL_TO_ALL:
         return None
     ranks = span.ranks
-    held = [*(tier.fewest for tier in span.tiers), ranks]
+    held = [*(tier.fewest for tier in tiers), ranks]
     latency_s = sum((outer - inner) * t.latency_s for (inner, outer), t in zip(pairwise(held), tiers, strict=True))
     s_per_byte = max(tier.middle_s_per_byte(ranks) for tier in tiers)
-    for tier, shape in zip(tiers, span.tiers, strict=True):
-        busiest = min(max(ranks / 2, shape.fewest), shape.most)  # m (n - m) / n bytes leave a child of m ranks
+    for tier in tiers:
+        busiest = min(max(ranks / 2, tier.fewest), tier.most)  # m (n - m) / n bytes leave a child of m ranks
         crossing = busiest * (ranks - busiest) / ranks / tier.port
-        s_per_byte = max(s_per_byte, crossing, (ranks - shape.fewest) / ranks / tier.device)
+        s_per_byte = max(s_per_byte, crossing, (ranks - tier.fewest) / ranks / tier.device)
     return latency_s, s_per_byte
 
 
@@ -179,7 +179,7 @@ def _bruck(kind: Collective, span: Span, tiers: Sequence[LinkTier]) -> Affine | 
     if kind is not Collective.ALL_TO_ALL:
         return None
     rounds = doublings(span.ranks)
-    narrowest = min(min(t.device, t.port / shape.most) for t, shape in zip(tiers, span.tiers, strict=True))
+    narrowest = min(min(tier.device, tier.port / tier.most) for tier in tiers)
     middle = max(tier.middle_s_per_byte(span.ranks) for tier in tiers)
     return rounds * max(t.latency_s for t in tiers if t.width > 1), max(rounds / 2 / narrowest, middle)
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 import copy
 import json
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from planner.errors import HardwareError, Problem, UsageError
@@ -44,28 +45,17 @@ _NAMES = ("cluster", "device", "stack", "base", "about", "sources", "devices", "
 """Fields that identify a profile; they cannot be changed."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProfileChange:
-    """One changed figure.
-
-    Attributes:
-        path: path of the field: `("network", "bandwidth")`.
-        value: the YAML value: a number, text with a unit, a list.
-        text: the change as the user wrote it.
-    """
-
-    path: tuple[str, ...]
-    value: Any
-    text: str
+Changes = Mapping[tuple[str, ...], tuple[Any, str]]
+"""By path of a field (`("network", "bandwidth")`): its new YAML value, and the change as the user wrote it."""
 
 
-def read_changes(texts: Sequence[str]) -> tuple[ProfileChange, ...]:
+def read_changes(texts: Sequence[str]) -> Changes:
     """Changes written as `path.to.field=value`.
 
     Raises:
         UsageError: a text is not of that form, or names a field twice.
     """
-    changes: dict[tuple[str, ...], ProfileChange] = {}
+    changes: dict[tuple[str, ...], tuple[Any, str]] = {}
     for text in texts:
         path, sign, value = text.partition("=")
         names = tuple(name.strip() for name in path.split("."))
@@ -76,11 +66,11 @@ def read_changes(texts: Sequence[str]) -> tuple[ProfileChange, ...]:
         document = parse_document(f"value: {value.strip()}", text)
         if document.problems:
             raise UsageError(f"{value!r} is no value", where=text, hint=document.problems[0].message)
-        changes[names] = ProfileChange(names, document.data["value"], f"{'.'.join(names)}={value.strip()}")
-    return tuple(changes.values())
+        changes[names] = document.data["value"], f"{'.'.join(names)}={value.strip()}"
+    return changes
 
 
-def changed_profile(document: Document, changes: Sequence[ProfileChange]) -> ProfileFile:
+def changed_profile(document: Document, changes: Changes) -> ProfileFile:
     """The profile in a document with some of its figures changed.
 
     Raises:
@@ -91,39 +81,42 @@ def changed_profile(document: Document, changes: Sequence[ProfileChange]) -> Pro
 
     changed = copy.copy(document)
     changed.data = copy.deepcopy(document.data)
-    for change in changes:
-        _set(changed.data, change)
+    for path, (value, text) in changes.items():
+        _set(changed.data, path, value, text)
     spec, problems = validate(changed)
     if spec is None:
-        texts = ", ".join(change.text for change in changes)
+        texts = ", ".join(text for _, text in changes.values())
         raise HardwareError(problems[0].message, where=texts, hint=problems[0].hint)
     return spec
 
 
-def changes_of(changes: Sequence[ProfileChange], root: str) -> tuple[ProfileChange, ...]:
+def changes_of(changes: Changes, root: str) -> Changes:
     """The changes of the devices (`DEVICE`), the software (`STACK`) or the cluster (""), with paths from there on."""
     if not root:
-        return tuple(change for change in changes if change.path[0] not in (DEVICE, STACK))
-    return tuple(replace(change, path=change.path[1:]) for change in changes if change.path[0] == root)
+        return {path: change for path, change in changes.items() if path[0] not in (DEVICE, STACK)}
+    return {path[1:]: change for path, change in changes.items() if path[0] == root}
 
 
-def _set(data: dict[str, Any], change: ProfileChange) -> None:
-    """Write a change into the data of a profile.
+def _set(data: dict[str, Any], path: tuple[str, ...], value: Any, text: str) -> None:  # noqa: ANN401
+    """Write a change into the data of a profile; `text` is the change as the user wrote it.
 
     Raises:
         UsageError: there is no such field.
     """
-    owners = _tiers(data, change.path[0])
-    names = change.path[1:] if owners else change.path
+    owners = _tiers(data, path[0])
+    names = path[1:] if owners else path
     if names and names[0].isdecimal() and owners:
         owners, names = owners[int(names[0]) : int(names[0]) + 1], names[1:]
     for owner in owners or [data]:
         if owners and names[:1] in ((BANDWIDTH,), (PORT,), ("latency",), ("efficiency",), ("peer",)):
             owner.pop("measured", None)  # measured collectives would hide the change
-        path = tuple(PORT if name == BANDWIDTH and owners else name for name in names)
-        if not path or path[0] not in _fields(data, tier=bool(owners)):
-            raise UsageError(f"no field {change.text.partition('=')[0]!r}", hint=_near(data, change))
-        _put(owner, path, change.value)
+        inside = tuple(PORT if name == BANDWIDTH and owners else name for name in names)
+        if not inside or inside[0] not in _fields(data, tier=bool(owners)):
+            wanted = text.partition("=")[0]
+            head = wanted.removesuffix(".".join(path))
+            hint = did_you_mean(wanted, [head + name for name in _field_paths(data)])
+            raise UsageError(f"no field {wanted!r}", hint=hint)
+        _put(owner, inside, value)
 
 
 def _tiers(data: dict[str, Any], name: str) -> list[dict[str, Any]]:
@@ -154,13 +147,6 @@ def _fields(data: dict[str, Any], *, tier: bool) -> list[str]:
 
     model = LevelEntry if tier else kind_of(data)
     return [name for name in model.model_fields if name not in (*_NAMES, *TIERS)]
-
-
-def _near(data: dict[str, Any], change: ProfileChange) -> str:
-    """A hint with the fields closest to an unknown one."""
-    wanted, _, _ = change.text.partition("=")
-    head = wanted.removesuffix(".".join(change.path))
-    return did_you_mean(wanted, [head + name for name in _field_paths(data)])
 
 
 def _field_paths(data: dict[str, Any]) -> Iterator[str]:
@@ -213,10 +199,8 @@ def load_cluster(
     read = read_changes(changes)
     on_links, on_devices, on_stack = (changes_of(read, root) for root in ("", DEVICE, STACK))
     inline = getattr(read_profile(name_or_path), "device_types", ())
-    on_links += tuple(
-        replace(change, path=("device_types", name, *change.path)) for name in inline for change in on_devices
-    )
-    spec = _changed(name_or_path, on_links)
+    inlined = {("device_types", name, *path): change for name in inline for path, change in on_devices.items()}
+    spec = _changed(name_or_path, {**on_links, **inlined})
     from planner.hardware import resolve
     from planner.hardware.schema import DeviceFile, StackFile
 
@@ -235,7 +219,7 @@ def load_cluster(
     else:
         types = device_types(spec, on_devices)
         cluster = resolve.build_cluster(spec, types, resolve.nodes_of(spec, nodes, devices), software)
-    suffix = "".join(f", {change.text}" for change in read)
+    suffix = "".join(f", {text}" for _, text in read.values())
     return replace(cluster, name=cluster.name + suffix)
 
 
@@ -290,7 +274,7 @@ def _of_kind(name_or_path: str | Path, kind: type[Profile], known: Sequence[str]
     return spec
 
 
-def device_types(spec: ClusterFile, changes: Sequence[ProfileChange] = ()) -> dict[str, Any]:
+def device_types(spec: ClusterFile, changes: Changes = MappingProxyType({})) -> dict[str, Any]:
     """By name, each device type that a cluster uses: of its own file, or of another one.
 
     Raises:
@@ -301,7 +285,7 @@ def device_types(spec: ClusterFile, changes: Sequence[ProfileChange] = ()) -> di
     return {part.type: own.get(part.type) or _changed(part.type, changes) for part in spec.devices}
 
 
-def _changed(name_or_path: str | Path, changes: Sequence[ProfileChange]) -> ProfileFile:
+def _changed(name_or_path: str | Path, changes: Changes) -> ProfileFile:
     """The checked content of a profile file, with some figures changed."""
     spec = read_profile(name_or_path)
     return changed_profile(read_document(profile_path(name_or_path)), changes) if changes else spec

@@ -15,6 +15,7 @@ import numpy as np
 from planner.errors import HardwareError
 from planner.hardware.schema import (
     Bytes,
+    Cited,
     ClusterFile,
     DeviceBody,
     DeviceCount,
@@ -55,57 +56,40 @@ def with_defaults(body: DeviceBody) -> DeviceBody:
     limited by their duration, not by their work.
     """
     fastest = max(figure.value for kind, figure in body.matrix.items() if kind not in NARROW_FORMATS)
-    reduced = fastest / _A100_BF16
     moved = body.memory_bandwidth.value / _A100_MEMORY
-    default: dict[str, Any] = {
-        "reserve": Figure[Reserve].model_construct(
-            value=600 * 2**20, **_assumed("context of a GPU runtime that loads its kernels when they are first used")
-        ),
-        "neighbour_buffers": Figure[Reserve].model_construct(
-            value=220 * 2**20,
-            **_assumed("24 channels of NCCL with buffers of 4, 4.7 and 0.5 MiB"),
-        ),
-        "matrix_efficiency": SizeCurve[Flops].model_construct(
-            points={_rounded(size * reduced): part for size, part in _MATRIX_SHAPE.items()},
-            **_assumed("shape of an A100"),
-        ),
-        "memory_efficiency": SizeCurve[Bytes].model_construct(
-            points={_rounded(size * moved): part for size, part in _MEMORY_SHAPE.items()},
-            **_assumed("shape of an A100"),
-        ),
-        "host_link": PeerLink.model_construct(
-            value=HOST_BYTE_PER_S,
-            direction="per-direction",
-            **_assumed("three quarters of PCIe of generation 4 with 16 lanes"),
-        ),
+    context = "context of a GPU runtime that loads its kernels when they are first used"
+    channels = "24 channels of NCCL with buffers of 4, 4.7 and 0.5 MiB"
+    matrix, memory = _scaled(_MATRIX_SHAPE, fastest / _A100_BF16), _scaled(_MEMORY_SHAPE, moved)
+    host = "three quarters of PCIe of generation 4 with 16 lanes"
+    default = {
+        "reserve": _assumed(Figure[Reserve], context, value=600 * 2**20),
+        "neighbour_buffers": _assumed(Figure[Reserve], channels, value=220 * 2**20),
+        "matrix_efficiency": _assumed(SizeCurve[Flops], "shape of an A100", points=matrix),
+        "memory_efficiency": _assumed(SizeCurve[Bytes], "shape of an A100", points=memory),
+        "host_link": _assumed(PeerLink, host, value=HOST_BYTE_PER_S, direction="per-direction"),
     }
     return body.model_copy(update={key: value for key, value in default.items() if getattr(body, key) is None})
 
 
-def _rounded(size: float) -> float:
-    return float(f"{size:.2g}")
+def _scaled(shape: Mapping[float, float], factor: float) -> dict[float, float]:
+    """A curve with its sizes times a factor, to two digits."""
+    return {float(f"{size * factor:.2g}"): part for size, part in shape.items()}
 
 
-def _assumed(note: str) -> dict[str, Any]:
-    return {"source": "default", "verified": False, "note": note}
+def _assumed(kind: type[Cited], note: str, **fields: Any) -> Cited:  # noqa: ANN401
+    """A figure that is marked as a default."""
+    return kind.model_construct(source="default", verified=False, note=note, **fields)
 
 
 def build_device(name: str, body: DeviceBody, stack: Stack, price: float | None = None) -> Device:
     """A device in SI units, driven by a stack; `price` replaces its own where the price of a node is known."""
-    full = with_defaults(body)
-    if (
-        full.reserve is None
-        or full.matrix_efficiency is None
-        or full.memory_efficiency is None
-        or full.host_link is None
-    ):
-        raise HardwareError(f"device {name!r} has no defaults")
+    full: Any = with_defaults(body)
     handover_s = 0.0 if full.launch else stack.handover_s
     return Device(
         name=name,
         memory_bytes=round(full.memory.value),
         reserve_bytes=round(full.reserve.value),
-        neighbour_bytes=round(full.neighbour_buffers.value) if full.neighbour_buffers else 0,
+        neighbour_bytes=round(full.neighbour_buffers.value),
         matrix_flop_per_s={str(kind): figure.value for kind, figure in full.matrix.items()},
         matrix_efficiency=_curve(full.matrix_efficiency.points, stack.matrix_rate),
         format_rates={str(kind): figure.value for kind, figure in full.format_rates.items()},

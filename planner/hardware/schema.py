@@ -288,10 +288,7 @@ class Measured(Cited):
 
     def rows(self) -> list[tuple[Collective, MeasuredRow]]:
         """All rows with their collective."""
-        kinds = (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.ALL_GATHER)
-        return [
-            (kind, row) for kind in (*kinds, Collective.ALL_TO_ALL, Collective.BROADCAST) for row in getattr(self, kind)
-        ]
+        return [(kind, row) for kind in Collective for row in getattr(self, kind, ())]
 
 
 class LinkFigures(Strict, use_attribute_docstrings=True):

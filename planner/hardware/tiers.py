@@ -98,20 +98,16 @@ Affine = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class LinkTier:
+class LinkTier(Tier):
     """The links of one level for a group of some shape; bandwidths are achievable, in bytes/s, one direction.
 
     Attributes:
-        width: largest number of children of one parent.
-        ranks: smallest number of ranks of the group in a child.
         latency_s: start-up time of one message.
         device: bandwidth of one device.
         port: bandwidth of one child for this group, after the share of concurrent groups.
         level: the level, for its measured collectives.
     """
 
-    width: int
-    ranks: int
     latency_s: float
     device: float
     port: float
@@ -120,12 +116,12 @@ class LinkTier:
     @property
     def stream(self) -> float:
         """Bandwidth of each rank when all ranks of a child send at once."""
-        return min(self.device, self.port / self.ranks)
+        return min(self.device, self.port / self.fewest)
 
     @property
     def channel(self) -> float:
         """Bandwidth of all ranks of a child together: the rate of rings or trees over all of them."""
-        return min(self.port, self.ranks * self.device)
+        return min(self.port, self.fewest * self.device)
 
     def middle_s_per_byte(self, ranks: int) -> float:
         """Seconds a byte of each rank's payload needs to pass the middle of a torus: n d / (4 k^(d-1) p); 0 elsewhere.
@@ -157,7 +153,7 @@ def link_tiers(levels: tuple[Level, ...], span: Span, concurrent: int, copies: i
         port = level.byte_per_s / siblings
         rate = level.efficiency / sent_once(copies, span.ranks / tier.fewest)
         device = level.device_rate(tier.width) * rate
-        tiers.append(LinkTier(tier.width, tier.fewest, level.latency_s, device, port * rate, level))
+        tiers.append(LinkTier(tier.width, tier.fewest, tier.most, level.latency_s, device, port * rate, level))
         child *= level.size
     return tiers
 

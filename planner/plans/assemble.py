@@ -7,10 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from types import MappingProxyType
-from typing import Literal
 
-from planner.costs import Profile
 from planner.costs.precision import Precision
 from planner.costs.report import coverage
 from planner.errors import PlanError
@@ -24,12 +21,7 @@ from planner.plans.files import seal
 from planner.plans.model import Block, BlockRun, compress
 from planner.plans.rank_schedule import RankSchedule, lay_out, meeting
 from planner.plans.readings import requirements
-from planner.plans.records import (
-    Duplicated,
-    Provenance,
-    SharedParameter,
-    Stage,
-)
+from planner.plans.records import Duplicated, Given, Provenance, SharedParameter, Stage
 from planner.plans.types import FORMAT, SCHEMA_VERSION, Plan, Requirement, minor_of
 from planner.plans.words import module_ranges, significant
 from planner.schedules import Schedule, WeightPolicy
@@ -55,53 +47,48 @@ _NO_OVERLAP = "communication inside a group behind work: it is priced as if noth
 _UNEQUAL = "tensor, sequence and expert parallelism over devices of several types (not searched)"
 _REPEATED_WORK = "time of the duplicated operators in stages after the first that has them"
 
-_NONE: Mapping[int, StageSharding] = MappingProxyType({})
-
 
 def assemble(
-    graph: Graph,
-    chain: Chain,
+    pricer: Pricer,
     cluster: Cluster,
     job: Job,
     decision: Configuration,
     evaluation: Evaluation,
-    certificate: Certificate,
+    simulated_s: float,
     *,
-    prices: Profile,
-    provenance: Provenance,
+    certificate: Certificate | None = None,
+    provenance: Provenance | None = None,
     alternatives: Sequence[Candidate] = (),
-    shardings: Mapping[int, StageSharding] = _NONE,
-    scheduled: RankSchedule | None = None,
+    schedule: Schedule | None = None,
+    given: Given = "",
 ) -> Plan:
-    """Write a judged decision out as a plan without a digest; `with_simulation` completes and seals it.
+    """Write a configuration that was priced, evaluated and simulated out as a sealed plan; O(nodes + actions).
 
     Args:
-        graph: the model at the decision's micro-batch size.
-        chain: its blocks (made from the graph at any micro-batch size: nodes are the same).
-        cluster: the hardware.
+        pricer: the prices of the model, and how groups of several ranks share its work.
+        cluster: the hardware, with the headroom that the plan leaves free.
         job: what was asked for.
         decision: the answer.
-        evaluation: times and memory of the decision by stage.
-        certificate: the bound and what it holds for.
-        prices: costs of the graph's operators.
-        provenance: how the plan came to be.
-        alternatives: other priced decisions to list in the plan, without the answer itself.
-        shardings: how groups of several ranks share the work, by `StageChoice.sharding`.
-        scheduled: the schedule laid out on ranks; by default the decision's schedule by name (`lay_out`).
+        evaluation: the judge's verdict on it: times and memory by stage.
+        simulated_s: seconds of an iteration, simulated.
+        certificate: what the search proved; None if nothing but the configuration was looked at.
+        provenance: how the plan came to be; by default the names of model and cluster.
+        alternatives: other priced configurations to list in the plan, without the answer itself.
+        schedule: the schedule, if the registry does not know it by the configuration's name.
+        given: what the user gave of the schedule (`ScheduleSection.given`); "" for nothing.
 
     Raises:
-        PlanError: the decision does not fit the chain, the cluster or the shardings.
+        PlanError: the configuration does not fit the chain, the cluster or the shardings.
         UsageError: unknown schedule or precision.
-
-    O(nodes + actions).
     """
     job = settled(job, cluster)
+    graph, chain, prices = pricer.graph_at(decision.micro_batch), pricer.chain, pricer.profiles(decision.micro_batch)[0]
     formats = precision_of(job, cluster)
-    rank_schedule = scheduled or lay_out(decision)
+    rank_schedule = lay_out(decision, schedule=schedule)
     _check_devices(cluster, rank_schedule.world_size)
     staging, duplicated = staged(graph, chain, decision, formats)
     blocks = block_table(chain)
-    used = shard_sections.used_shardings(decision, shardings)
+    used = shard_sections.used_shardings(decision, pricer.stage_shardings(decision))
     stages = _named_stages(staging, chain, blocks, decision, rank_schedule, used)
     shared = sections.shared_parameters(
         [[p for block in blocks[s.start : s.stop] for p in block.parameters] for s in decision.stages],
@@ -110,15 +97,17 @@ def assemble(
         summed=rank_schedule.section.weight_policy == WeightPolicy.SYNC,
     )
     rank_shared = [shard_sections.rank_share(entry, used, formats) for entry in shared]
-    judged_decision = stages, decision, evaluation, certificate, formats
+    proof = certificate or certificate_alone(decision, evaluation.stages, simulated_s)
+    judged_decision = stages, decision, evaluation, proof, formats
     predictions = sections.predictions_section(*judged_decision, cluster.node_size or 1, rank_shared)
     predictions = dataclasses.replace(predictions, measured_error=sections.compared_error(cluster, decision))
     fullest = max(evaluation.workers, key=lambda worker: worker.memory.total / worker.capacity_bytes)
+    section = meeting(rank_schedule.section, len(decision.stages), shared)
     plan = Plan(
         format=FORMAT,
         version=SCHEMA_VERSION,
         digest="",
-        provenance=provenance,
+        provenance=provenance or default_provenance(pricer.graph.name, cluster.name),
         model=sections.model_section(graph, formats),
         hardware=sections.hardware_section(cluster),
         options=job,
@@ -132,18 +121,12 @@ def assemble(
         boundaries=shard_sections.sharded_boundaries(staging.boundaries(), decision, used),
         shared_parameters=shared,
         duplicated=duplicated,
-        schedule=meeting(rank_schedule.section, len(decision.stages), shared),
+        schedule=dataclasses.replace(section, given=given),
         predictions=shard_sections.with_inside(predictions, decision, used),
         alternatives=tuple(sections.alternative_section(candidate) for candidate in alternatives),
         coverage=coverage(graph, prices.origin),
-        notes=(
-            *graph.report.notes,
-            *(_separate_copies_note(entry) for entry in shared if entry.reduction == "none"),
-        ),
-        not_modelled=(
-            *NOT_MODELLED,
-            *_left_out(cluster, sharded=bool(used), repeated=any(len(entry.stages) > 1 for entry in duplicated)),
-        ),
+        notes=(*graph.report.notes, *(_separate_copies_note(entry) for entry in shared if entry.reduction == "none")),
+        not_modelled=_not_modelled(cluster, sharded=bool(used), duplicated=duplicated),
         blocks=_block_runs(chain),
         shardings=shard_sections.sharding_sections(graph, decision, used, blocks),
         headline=headline_of(
@@ -159,10 +142,16 @@ def assemble(
             error=predictions.measured_error,
         ),
     )
+    plan = _with_requirements(plan, evaluation, divided=bool(staging.divided_modules()))
+    return with_simulation(plan, simulated_s)
+
+
+def _with_requirements(plan: Plan, evaluation: Evaluation, *, divided: bool) -> Plan:
+    """The plan with its exchange scheme, what it needs of a backend, and what its halves of a backward take."""
     scheme = evaluation.exchange
     if scheme is not None and scheme.scheme.zero is None:  # what a ZeRO stage exchanges stands with the stages
         plan = with_exchange(plan, scheme.exchange, scheme.step)
-    needed = requirements(plan, divided=bool(staging.divided_modules()))
+    needed = requirements(plan, divided=divided)
     told = {Requirement.LAYER_RECOMPUTE} if any(other.layers for other in plan.alternatives) else set[Requirement]()
     if Requirement.SPLIT_BACKWARD in needed:
         plan = _with_halves(plan, evaluation)
@@ -201,62 +190,11 @@ def _separate_copies_note(shared: SharedParameter) -> Note:
     return Note(NoteLevel.WARNING, "tie-given-up", message, shared.parameter)
 
 
-def _left_out(cluster: Cluster, *, sharded: bool, repeated: bool) -> tuple[str, ...]:
-    """Effects that the predictions of this plan leave out, beside those of `NOT_MODELLED`."""
+def _not_modelled(cluster: Cluster, *, sharded: bool, duplicated: Sequence[Duplicated]) -> tuple[str, ...]:
+    """Effects that the predictions leave out: of every plan, and of one for such devices, groups and operators."""
+    repeated = any(len(entry.stages) > 1 for entry in duplicated)
     effects = ((_NO_OVERLAP, sharded), (_UNEQUAL, len(cluster.devices) > 1), (_REPEATED_WORK, repeated))
-    return tuple(effect for effect, holds in effects if holds)
-
-
-def assemble_priced(
-    pricer: Pricer,
-    cluster: Cluster,
-    job: Job,
-    configuration: Configuration,
-    evaluation: Evaluation,
-    simulated_s: float,
-    *,
-    certificate: Certificate | None = None,
-    provenance: Provenance | None = None,
-    alternatives: Sequence[Candidate] = (),
-    schedule: Schedule | None = None,
-    given: Literal["", "name", "orders", "configuration"] = "",
-) -> Plan:
-    """The sealed plan of a configuration that was priced, evaluated and simulated.
-
-    Args:
-        pricer: the prices of the model.
-        cluster: the hardware, with the headroom that the plan leaves free.
-        job: what was asked for.
-        configuration: the answer.
-        evaluation: the judge's verdict on it.
-        simulated_s: seconds of an iteration, simulated.
-        certificate: what the search proved; None if nothing but the configuration was looked at.
-        provenance: how the plan came to be; by default the names of model and cluster.
-        alternatives: other configurations worth showing.
-        schedule: the schedule, if the registry does not know it by the configuration's name.
-        given: what the user gave of the schedule (`ScheduleSection.given`); "" for nothing.
-
-    Raises:
-        PlanError: the configuration does not fit the chain or the cluster.
-    """
-    size = configuration.micro_batch
-    plan = assemble(
-        pricer.graph_at(size),
-        pricer.chain,
-        cluster,
-        job,
-        configuration,
-        evaluation,
-        certificate or certificate_alone(configuration, evaluation.stages, simulated_s),
-        prices=pricer.profiles(size)[0],
-        provenance=provenance or default_provenance(pricer.graph.name, cluster.name),
-        alternatives=alternatives,
-        shardings=pricer.stage_shardings(configuration),
-        scheduled=None if schedule is None else lay_out(configuration, schedule=schedule),
-    )
-    if given:
-        plan = dataclasses.replace(plan, schedule=dataclasses.replace(plan.schedule, given=given))
-    return with_simulation(plan, simulated_s)
+    return (*NOT_MODELLED, *(effect for effect, holds in effects if holds))
 
 
 def default_provenance(model: str = "", hardware: str = "") -> Provenance:

@@ -58,14 +58,14 @@ class PlanComparison:
 
 
 def compare_plans(
-    old: Plan,
-    new: Plan,
+    old: Plan | InfeasibleAnswer,
+    new: Plan | InfeasibleAnswer,
     *,
     tolerance: float = 0.0,
     ignore: Iterable[Area] = (),
     rules: Mapping[str, str] | None = None,
 ) -> PlanComparison:
-    """Compare two plans by what changed, what was decided and what it costs.
+    """Compare two plans by what changed, what was decided and what it costs; either may be the answer that none fits.
 
     Args:
         old: the plan before.
@@ -79,6 +79,8 @@ def compare_plans(
         UsageError: a rule or severity has no such name.
     """
     levels = severities(rules)
+    if isinstance(old, InfeasibleAnswer) or isinstance(new, InfeasibleAnswer):
+        return _compared_answers(old, new, levels)
     changes = tuple(diff(old, new, tolerance=tolerance, ignore=ignore))
     match = match_blocks(old.block_table, new.block_table)
     inputs = dict(_inputs(old, new, match))
@@ -371,31 +373,18 @@ def load_answer(text: str | bytes, *, name: str = "plan") -> Plan | InfeasibleAn
     return documents.parse(content, InfeasibleAnswer, INFEASIBLE_FORMAT, INFEASIBLE_VERSION, name=name)
 
 
-def compare_answers(
-    old: Plan | InfeasibleAnswer,
-    new: Plan | InfeasibleAnswer,
-    *,
-    tolerance: float = 0.0,
-    ignore: tuple[Area, ...] = (),
-    rules: Mapping[str, str] | None = None,
+def _compared_answers(
+    old: Plan | InfeasibleAnswer, new: Plan | InfeasibleAnswer, levels: Mapping[str, str]
 ) -> PlanComparison:
-    """Compare two plans (`compare_plans`), either of which may be the answer that there is none.
-
-    Raises:
-        PlanError, UsageError: as `compare_plans`.
-    """
-    if isinstance(old, Plan) and isinstance(new, Plan):
-        return compare_plans(old, new, tolerance=tolerance, ignore=ignore, rules=rules)
+    """The comparison of two answers, one of which at least is that no plan fits; `levels` are severities by rule."""
     causes = tuple(_changed_inputs(old, new))
-    if isinstance(new, InfeasibleAnswer):
-        message = new.reason + (f" ({new.hint})" if new.hint else "")
-        level = severities(rules)["infeasible"]
-        remarks = () if level == OFF else (Remark("infeasible", Severity(level), message),)
-        decision = "finds no plan that fits" + (", as before" if isinstance(old, InfeasibleAnswer) else "")
-        return PlanComparison(0, 0, causes, (decision,), (), remarks, ())
-    return PlanComparison(
-        len(new.stages), new.model.operators, causes, ("finds a plan where there was none",), (), (), ()
-    )
+    if isinstance(new, Plan):
+        decision = "finds a plan where there was none"
+        return PlanComparison(len(new.stages), new.model.operators, causes, (decision,), (), (), ())
+    message, level = new.reason + (f" ({new.hint})" if new.hint else ""), levels["infeasible"]
+    remarks = () if level == OFF else (Remark("infeasible", Severity(level), message),)
+    decision = "finds no plan that fits" + (", as before" if isinstance(old, InfeasibleAnswer) else "")
+    return PlanComparison(0, 0, causes, (decision,), (), remarks, ())
 
 
 def _changed_inputs(old: Plan | InfeasibleAnswer, new: Plan | InfeasibleAnswer) -> list[str]:

@@ -127,64 +127,51 @@ def has_closed_form(plan: Plan) -> bool:
 
 
 def leaders(plan: Plan) -> tuple[list[int], int]:
-    """One rank of each replica of one copy, and the number of copies; of all copies, and 1, if copies differ."""
-    ranks = one_copy(plan)
-    first = sorted({group[0] for stage in plan.stages for group in stage.replicas} & set(ranks))
-    return first, plan.world_size // len(ranks)
+    """One rank of each replica of one copy, and the number of copies; of all copies, and 1, if copies differ.
 
-
-def counterparts(plan: Plan, leading: Sequence[int], copies: int) -> list[range]:
-    """For each leader the ranks that have its part in all copies (see `leaders`).
-
-    Copies lie one after the other, or the copies of each worker are neighbours; then some leader lies beyond the first
-    slice.
+    Replica j of a stage is of copy `j % copies`. O(ranks).
     """
-    width = plan.world_size // copies
-    step = 1 if any(rank >= width for rank in leading) else width
-    return [range(rank, rank + step * copies, step) for rank in leading]
+    copies = plan.copies if plan.copies > 1 and _copies_alike(plan) else 1
+    return sorted({group[0] for stage in plan.stages for group in stage.replicas[::copies]}), copies
 
 
-def one_copy(plan: Plan) -> range:
-    """The ranks of the first copy if all other copies do the same on their own micro-batches, else all ranks.
+def counterparts(plan: Plan, leading: Sequence[int], copies: int) -> list[tuple[tuple[int, ...], ...]]:
+    """For each leader the groups of ranks that have its part in all copies (see `leaders`)."""
+    groups = {
+        stage.replicas[j][0]: stage.replicas[j : j + copies]
+        for stage in plan.stages
+        for j in range(0, len(stage.replicas), copies)
+    }
+    return [groups[rank] for rank in leading]
 
-    Copies follow each other, or the copies of each worker are neighbours. O(ranks).
+
+def _copies_alike(plan: Plan) -> bool:
+    """True if copy c does what copy 0 does: the same lines of actions, for micro-batches that are c higher.
+
+    Micro-batches must be dealt to copies in turn: steps are a multiple of the number of copies.
     """
-    copies, everyone = plan.copies, range(plan.world_size)
-    if copies < 2 or plan.world_size % copies:
-        return everyone
-    width = plan.world_size // copies
-    for ranks, step in ((range(width), width), (range(0, plan.world_size, copies), 1)):
-        if _copies_alike(plan, ranks, step):
-            return ranks
-    return everyone
-
-
-def _copies_alike(plan: Plan, first_copy: range, step: int) -> bool:
-    """True if each copy does what copy 0 does.
-
-    Copy c must have the ranks of copy 0 shifted by c steps, the same lines of actions, and micro-batches c higher, in
-    steps that are a multiple of the number of copies.
-    """
-    copies = plan.copies
+    twins: dict[int, tuple[int, int]] = {}
     for stage in plan.stages:
         for j, group in enumerate(stage.replicas):
-            base = stage.replicas[j - j % copies]
-            if group != tuple(rank + j % copies * step for rank in base) or base[0] not in first_copy:
-                return False
+            copy = j % plan.copies
+            for rank, first_rank in zip(group, stage.replicas[j - copy], strict=False):
+                if twins.setdefault(rank, (first_rank, copy)) != (first_rank, copy):
+                    return False
     lines: dict[tuple[int, int], tuple[str, int, int]] = {}
     for order in plan.schedule.orders:
-        dealt = order.step % copies == 0 or not _SEVERAL.search(order.actions)
+        dealt = order.step % plan.copies == 0 or not _SEVERAL.search(order.actions)
         if len(order.first) != len(order.ranks) or not dealt:
             return False
         for rank, first in zip(order.ranks, order.first, strict=True):
-            if (rank, order.lane) in lines:
+            if rank not in twins or (rank, order.lane) in lines:
                 return False
             lines[rank, order.lane] = order.actions, order.step, first
-    for (rank, lane), (actions, width, first) in lines.items():
-        copy = rank // step % copies
-        if lines.get((rank - copy * step, lane)) != (actions, width, first - copy):
-            return False
-    return len(lines) == copies * sum(rank in first_copy for rank, _ in lines)
+    of_first = {(twins[rank][0], lane) for rank, lane in lines}
+    expected = (
+        lines.get((twins[rank][0], lane)) == (actions, step, first - twins[rank][1])
+        for (rank, lane), (actions, step, first) in lines.items()
+    )
+    return len(lines) == plan.copies * len(of_first) and all(expected)
 
 
 WORDS: Mapping[str, Requirement | None] = {

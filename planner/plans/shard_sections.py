@@ -21,7 +21,6 @@ from planner.plans.shardings import (
     BlockSeries,
     GroupCollective,
     Holding,
-    MeshAxis,
     OperatorSplit,
     ShardedBlock,
     Sharding,
@@ -90,10 +89,9 @@ def sharding_sections(
         blocks_by_point: dict[Hashable, list[int]] = {}
         for b in (block for stage in stages for block in range(stage.start, stage.stop)):
             blocks_by_point.setdefault((id(costs.points[b]), _origins(graph, table[b])), []).append(b)
-        axes = tuple(MeshAxis(axis.name, axis.size) for axis in inner.mesh.axes)
         blocks = tuple(writer.block(entry, members, table) for members in blocks_by_point.values())
         boundaries: Any = tuple(each.value for each in costs.boundaries)
-        sections.append(Sharding(name, axes, boundaries, blocks, inner.setting.options.padded))
+        sections.append(Sharding(name, inner.mesh.axes, boundaries, blocks, inner.setting.options.padded))
     return tuple(sections)
 
 

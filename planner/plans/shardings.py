@@ -20,19 +20,6 @@ from planner.sharding import Axis, AxisRole
 
 
 @dataclass(frozen=True, slots=True)
-class MeshAxis:
-    """One axis of a mesh: its name and how many ranks lie along it."""
-
-    name: str
-    size: int
-
-    @property
-    def role(self) -> AxisRole:
-        """The role of the axis."""
-        return Axis(self.name, self.size).role
-
-
-@dataclass(frozen=True, slots=True)
 class OperatorSplit:
     """How the ranks of a group share an operator.
 
@@ -261,7 +248,7 @@ class Sharding:
     """
 
     name: str
-    axes: tuple[MeshAxis, ...]
+    axes: tuple[Axis, ...]
     boundaries: tuple[Literal["replicated", "sequence", "batch", "free"], ...]
     blocks: tuple[ShardedBlock, ...]
     padded: bool = False
@@ -326,7 +313,7 @@ def _parameters(block: Block) -> tuple[str, ...]:
     return tuple(p.name for p in block.parameters)
 
 
-def dealt(holding: Holding, axes: Sequence[MeshAxis], position: int) -> range:
+def dealt(holding: Holding, axes: Sequence[Axis], position: int) -> range:
     """Indices of the experts or rows that a rank holds.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 
 from planner.units import format_number
@@ -93,48 +93,6 @@ _CLOCK = (60, 120, 300, 600, 1800, 3600, 7200, 18000, 36000, 86400, 172800, 4320
 """Ticks of times beyond half a minute, in seconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """A logarithmic scale along one axis of a chart.
-
-    Attributes:
-        low: value at the start; above 0.
-        high: value at the end.
-        start: coordinate of `low` in the picture.
-        end: coordinate of `high`.
-        ticks: values with a grid line and a label.
-    """
-
-    low: float
-    high: float
-    start: float
-    end: float
-    ticks: tuple[float, ...]
-
-    def at(self, value: float) -> float:
-        """Coordinate of a value."""
-        share = math.log(value / self.low) / math.log(self.high / self.low)
-        return self.start + share * (self.end - self.start)
-
-
-def vertical_lines(x: Scale, y: Scale, label: Callable[[float], str], below: float) -> list[str]:
-    """Grid lines at the ticks of the horizontal scale, with labels so far below the chart."""
-    parts = []
-    for tick in x.ticks:
-        parts.append(line("grid", x.at(tick), y.end, x.at(tick), y.start))
-        parts.append(text(x.at(tick), y.start + below, label(tick), anchor="middle"))
-    return parts
-
-
-def horizontal_lines(x: Scale, y: Scale, label: Callable[[float], str]) -> list[str]:
-    """Grid lines at the ticks of the vertical scale, with labels to the left of the chart."""
-    parts = []
-    for tick in y.ticks:
-        parts.append(line("grid", x.start, y.at(tick), x.end, y.at(tick)))
-        parts.append(text(x.start - 8, y.at(tick) + 4, label(tick), anchor="end"))
-    return parts
-
-
 def time_ticks(low: float, high: float) -> tuple[float, ...]:
     """Four to about ten round times in seconds between two; at equal steps if the two are close.
 
@@ -200,17 +158,35 @@ def _six_digits(value: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PlotAxis:
-    """A logarithmic axis: what it shows, how a tick is written, and which ticks lie between two values."""
+    """A logarithmic axis.
+
+    Attributes:
+        words: what it shows.
+        label: how a tick is written.
+        ticks: values with a grid line and a label between two values.
+        low: value at the start; above 0.
+        high: value at the end.
+        start: coordinate of `low` in the picture.
+        end: coordinate of `high`.
+    """
 
     words: str
     label: Callable[[float], str] = _six_digits
     ticks: Callable[[float, float], tuple[float, ...]] = round_ticks
+    low: float = 1.0
+    high: float = 10.0
+    start: float = 0.0
+    end: float = 1.0
 
-    def scale(self, values: Sequence[float], start: float, end: float) -> Scale:
-        """A scale that covers some values with a margin."""
+    def covering(self, values: Sequence[float], start: float, end: float) -> PlotAxis:
+        """The axis between two coordinates, from the least of some values to the largest with a margin."""
         margin = max(max(values) / min(values), 1.2) ** 0.08
-        low, high = min(values) / margin, max(values) * margin
-        return Scale(low, high, start, end, self.ticks(low, high))
+        return replace(self, low=min(values) / margin, high=max(values) * margin, start=start, end=end)
+
+    def at(self, value: float) -> float:
+        """Coordinate of a value."""
+        share = math.log(value / self.low) / math.log(self.high / self.low)
+        return self.start + share * (self.end - self.start)
 
 
 def scatter(
@@ -239,9 +215,9 @@ def scatter(
     foot = [words for note in notes for words in textwrap.wrap(note, FOOT_LETTERS, break_on_hyphens=False)]
     parts = [text(LEFT, 24, title, "title")]
     if points:
-        right = x.scale([point.x for point in points], LEFT, RIGHT)
-        up = y.scale([*(point.y for point in points), *limits], BOTTOM, TOP)
-        parts += [*_legend(legend or {}), *_axes(right, up, x, y, limits), *_names(points, right, up)]
+        right = x.covering([point.x for point in points], LEFT, RIGHT)
+        up = y.covering([*(point.y for point in points), *limits], BOTTOM, TOP)
+        parts += [*_legend(legend or {}), *_axes(right, up, limits), *_names(points, right, up)]
         parts += [circle(f"mark {p.kind}", right.at(p.x), up.at(p.y), 5, p.tip) for p in points]
     else:
         parts.append(text(LEFT, TOP + 40, nothing))
@@ -257,21 +233,24 @@ def _legend(legend: Mapping[str, str]) -> list[str]:
     return parts
 
 
-def _axes(right: Scale, up: Scale, x: PlotAxis, y: PlotAxis, limits: Sequence[float]) -> list[str]:
+def _axes(right: PlotAxis, up: PlotAxis, limits: Sequence[float]) -> list[str]:
     """Grid lines with labels, what the axes show, and a line at each limit."""
-    parts = [
-        *horizontal_lines(right, up, y.label),
-        *vertical_lines(right, up, x.label, 16),
-        text(LEFT - 60, TOP - 14, f"{y.words}, logarithmic", "quiet"),
-        text((LEFT + RIGHT) / 2, BOTTOM + 34, f"{x.words}, logarithmic", "quiet", "middle"),
-    ]
+    parts = []
+    for tick in up.ticks(up.low, up.high):
+        parts.append(line("grid", LEFT, up.at(tick), RIGHT, up.at(tick)))
+        parts.append(text(LEFT - 8, up.at(tick) + 4, up.label(tick), anchor="end"))
+    for tick in right.ticks(right.low, right.high):
+        parts.append(line("grid", right.at(tick), TOP, right.at(tick), BOTTOM))
+        parts.append(text(right.at(tick), BOTTOM + 16, right.label(tick), anchor="middle"))
+    parts.append(text(LEFT - 60, TOP - 14, f"{up.words}, logarithmic", "quiet"))
+    parts.append(text((LEFT + RIGHT) / 2, BOTTOM + 34, f"{right.words}, logarithmic", "quiet", "middle"))
     for limit in limits:
         parts.append(line("limit", LEFT, up.at(limit), RIGHT, up.at(limit)))
-        parts.append(text(LEFT + 6, up.at(limit) - 4, f"limit {y.label(limit)}", "over"))
+        parts.append(text(LEFT + 6, up.at(limit) - 4, f"limit {up.label(limit)}", "over"))
     return parts
 
 
-def _names(points: Sequence[Dot], right: Scale, up: Scale) -> list[str]:
+def _names(points: Sequence[Dot], right: PlotAxis, up: PlotAxis) -> list[str]:
     """The names in a column beside the chart, in the order of their points' heights, each with a line to its point."""
     named = sorted((point for point in points if point.name), key=lambda point: -point.y)
     parts, at, step = [], TOP, min(LINE, (BOTTOM - TOP) / max(1, len(named)))

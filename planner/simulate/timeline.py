@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -321,12 +322,11 @@ def _lanes(
     held = held_units(trace) if several else peak_in_flight(trace.program).max(axis=1)
     compute, communication = trace.compute_s() / iterations, trace.communication_s() / iterations
     idle = np.maximum(step_s - compute - communication, 0.0)
-    group_of = {group[0]: group for stage in plan.stages for group in stage.replicas}
-    others = counterparts(plan, ranks, copies)
+    groups = counterparts(plan, ranks, copies)
     return tuple(
         Lane(
             worker=worker,
-            ranks=tuple(sorted(r + other - rank for other in others[worker] for r in group_of[rank])),
+            ranks=tuple(sorted(itertools.chain(*groups[worker]))),
             stages=plan.stages_of(rank),
             compute_s=float(compute[worker]),
             communication_s=float(communication[worker]),

@@ -9,7 +9,7 @@ from typing import Any
 from planner.errors import InfeasibleError, PlanError, UsageError
 from planner.graph import Graph
 from planner.hardware.types import Cluster
-from planner.plans import Plan, Provenance, assemble_priced, seal
+from planner.plans import Plan, Provenance, assemble, seal
 from planner.plans.records import SystemSection
 from planner.solvers import search
 from planner.space.pricer import Pricer
@@ -221,7 +221,7 @@ def plan_of(setting: Setting, system: System, decided: SystemDecision, provenanc
         )
     (configuration,), (evaluation,) = written.proposal.parts, written.evaluations
     where = setting.prices, setting.cluster, setting.job
-    plan = assemble_priced(*where, configuration, evaluation, written.iteration_s, provenance=provenance)
+    plan = assemble(*where, configuration, evaluation, written.iteration_s, provenance=provenance)
     _, exchange_tells, exchange_notes = exchange_details(setting, written)
     tells = {**decided.system.backend, **written.proposal.tells, **exchange_tells}
     section = SystemSection(system.key, system.title, system.source, tells, (*notes, *exchange_notes))

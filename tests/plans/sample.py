@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from planner.graph import Chain, Graph, build_chain
 from planner.hardware import Cluster, Curve, Device, Level
 from planner.operators import Origin
 from planner.plans import Plan, Provenance, assemble, seal
+from planner.sharding import StageSharding
 from planner.space import (
     Candidate,
     Certificate,
@@ -106,19 +109,31 @@ def make_plan(
     chosen = chosen or decision()
     batch = chosen.micro_batch * chosen.micro_batches * chosen.copies
     options = Job(**{"global_batch": batch, "precision": "fp32", **job})
+    verdict = evaluation(chosen)
     found = assemble(
-        graph,
-        chain_of(graph),
+        priced(graph, chain_of(graph), prices(graph)),
         cluster(devices),
         options,
         chosen,
-        evaluation(chosen),
-        Certificate(0.4, 0.2, "all contiguous stages of this chain", False),
-        prices=prices(graph),
+        verdict,
+        verdict.iteration_s,
+        certificate=Certificate(0.4, 0.2, "all contiguous stages of this chain", False),
         provenance=Provenance("shardplan", "0.0", ("shardplan", "plan", "toy.onnx"), "toy.onnx", "toy-box"),
         alternatives=default_alternatives() if alternatives is None else alternatives,
     )
-    return seal(found)
+    unplayed = dataclasses.replace(found.predictions, simulated_iteration_s=None)
+    return seal(dataclasses.replace(found, predictions=unplayed))
+
+
+def priced(graph: Graph, chain: Chain, profile: Profile, shardings: Mapping[int, StageSharding] | None = None) -> Any:
+    """What assembly asks a pricer for, of a graph at its own batch."""
+    return SimpleNamespace(
+        graph=graph,
+        chain=chain,
+        graph_at=lambda size: graph,
+        profiles=lambda size: (profile,),
+        stage_shardings=lambda decision: shardings or {},
+    )
 
 
 def prices(graph: Graph) -> Profile:

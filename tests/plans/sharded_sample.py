@@ -28,6 +28,7 @@ from planner.space import BlockCosts, Certificate, Configuration, StageChoice, e
 from planner.space.blocks import update_s_per_element
 from planner.space.jobs import mesh_names
 from planner.space.sharded import sharded_block_costs
+from tests.plans.sample import priced
 
 
 @dataclass(frozen=True)
@@ -85,16 +86,14 @@ def sharded_plan(
     decision = Configuration(choices, copies, micro_batch, 4, "1f1b")
     verdict = evaluate({costs.sharding: costs}, cluster, job, decision)
     plan = assemble(
-        graph,
-        chain,
+        priced(graph, chain, prices, {costs.sharding: entry}),
         cluster,
         job,
         decision,
         verdict,
-        Certificate(verdict.iteration_s, 0.0, "one decision", False),
-        prices=prices,
+        verdict.iteration_s,
+        certificate=Certificate(verdict.iteration_s, 0.0, "one decision", False),
         provenance=Provenance("shardplan", version("shardplan"), (), model, hardware),
-        shardings={costs.sharding: entry},
     )
     plan = with_simulation(plan, simulate(plan).step_s)
     return Sample(plan, graph, cluster, entry)

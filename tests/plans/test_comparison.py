@@ -11,7 +11,6 @@ from planner.graph import Graph, Note, NoteLevel
 from planner.plans import (
     Plan,
     Provenance,
-    compare_answers,
     compare_plans,
     dump_answer,
     dumps,
@@ -225,10 +224,10 @@ def test_no_plan_is_an_answer_that_is_compared() -> None:
     answer = infeasible_answer(error, old.model.fingerprint, "other", Provenance("shardplan", "0.0", (), "toy", "box"))
     read = load_answer(dump_answer(answer))
     assert read == answer
-    found = compare_answers(old, answer)
+    found = compare_plans(old, answer)
     assert found.causes == ("the hardware changed (toy-box -> box)",)
     assert [(r.rule, r.message) for r in found.remarks] == [("infeasible", "stage 0 needs 20 GiB (16 devices)")]
-    assert compare_answers(answer, old).decisions == ("finds a plan where there was none",)
+    assert compare_plans(answer, old).decisions == ("finds a plan where there was none",)
     assert isinstance(load_answer(dumps(old)), Plan)
     with pytest.raises(PlanError):
         load_answer(dump_answer(answer).replace("reason", "reasons"))

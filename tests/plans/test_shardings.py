@@ -13,7 +13,6 @@ from planner.plans import (
     BlockSeries,
     GroupCollective,
     Holding,
-    MeshAxis,
     Plan,
     Requirement,
     Sharding,
@@ -26,7 +25,7 @@ from planner.plans import (
 )
 from planner.plans.model import repeats, skeletons, template
 from planner.plans.shardings import transposed
-from planner.sharding import Boundary, Reason, Strategy, TensorChoice, WeightChoice, layout_text
+from planner.sharding import Axis, Boundary, Reason, Strategy, TensorChoice, WeightChoice, layout_text
 from tests.plans.sample import decision, make_plan
 from tests.plans.sharded_sample import Sample, language, leanest_by_sequence, mixture, sharded_plan
 from tests.shared_data import shared_path
@@ -97,7 +96,7 @@ def test_a_block_that_repeats_is_written_once() -> None:
 def test_groups_ranks_and_what_they_hold() -> None:
     plan = language().plan
     assert [stage.replicas for stage in plan.stages] == [(tuple(range(8)),), (tuple(range(8, 16)),)]
-    assert plan.shardings[0].axes == (MeshAxis("tensor", 8),)
+    assert plan.shardings[0].axes == (Axis("tensor", 8),)
     assert all(stage.sharding == plan.shardings[0].name for stage in plan.stages)
     assert all(stage.parameters / 8 <= stage.rank_parameters < stage.parameters for stage in plan.stages)
     weights = [p.memory.weights_bytes for p in plan.predictions.stages]
@@ -156,13 +155,13 @@ def test_experts_are_dealt_to_ranks() -> None:
 )
 def test_positions_along_axes(axes: tuple[str, ...], position: int, expected: range) -> None:
     """Position 5 of a 2 x 4 mesh is (1, 1)."""
-    mesh = (MeshAxis("a", 2), MeshAxis("b", 4))
+    mesh = (Axis("a", 2), Axis("b", 4))
     holding = Holding("experts", "w", 0, axes, 32, 4)
     assert dealt(holding, mesh, position) == expected
 
 
 def test_the_last_ranks_hold_what_is_left() -> None:
-    holding, mesh = Holding("rows", "w", 0, ("a",), 6, 4), (MeshAxis("a", 2),)
+    holding, mesh = Holding("rows", "w", 0, ("a",), 6, 4), (Axis("a", 2),)
     assert [dealt(holding, mesh, k) for k in (0, 1)] == [range(4), range(4, 6)]
 
 

@@ -142,7 +142,7 @@ def test_copies_placed_stage_by_stage_are_played_once() -> None:
     assert [stage.ranks for stage in plan.stages] == [(0, 1), (2, 3)]
     assert plan.copies == 2
     assert leaders(plan) == ([0, 2], 2)
-    assert [list(ranks) for ranks in counterparts(plan, [0, 2], 2)] == [[0, 1], [2, 3]]
+    assert counterparts(plan, [0, 2], 2) == [((0,), (1,)), ((2,), (3,))]
     played = simulate(plan)
     assert [lane.ranks for lane in played.lanes] == [(0, 1), (2, 3)]
     assert played.step_s == pytest.approx(plan.predictions.iteration_s)
