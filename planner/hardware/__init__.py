@@ -1,57 +1,55 @@
 """Devices, links, levels and mixed pools; what a transfer and a collective cost on them."""
 
-from planner.hardware.collectives import COLUMNS, DIRECT, MEASURED, Terms, collective_s, collective_terms, send_terms
-from planner.hardware.document import cluster_names, device_names, stack_names
-from planner.hardware.foreign import (
-    fitted_line,
-    from_astra,
-    from_calculon,
-    from_nccl_tests,
-    from_topology,
-    kind_of,
-    measured_row,
-)
-from planner.hardware.loader import (
-    DEFAULT_STACK,
-    lint,
-    load_cluster,
-    load_device,
-    load_stack,
-    profile_json_schema,
-    warnings,
-)
-from planner.hardware.measuring import (
-    MachineFigures,
-    machine_name,
-    measure_machine,
-    measured_device,
-    measured_profile_text,
-)
-from planner.hardware.tiers import moved_bytes
-from planner.hardware.types import (
-    HEADROOM,
-    Cluster,
-    Collective,
-    CollectiveFit,
-    Curve,
-    Device,
-    Level,
-    Stack,
-    check_devices,
-    neighbours,
-    reserve_bytes,
-    shown_bytes,
-    with_headroom,
-)
-from planner.hardware.write import (
-    ClusterSketch,
-    LinkSketch,
-    profile_template,
-    profile_text,
-    profile_yaml,
-    read_link,
-    resolved_profile,
-    sized,
-    sketch_text,
-    with_measured,
-)
+from planner.hardware.collectives import COLUMNS as COLUMNS
+from planner.hardware.collectives import DIRECT as DIRECT
+from planner.hardware.collectives import MEASURED as MEASURED
+from planner.hardware.collectives import Terms as Terms
+from planner.hardware.collectives import collective_s as collective_s
+from planner.hardware.collectives import collective_terms as collective_terms
+from planner.hardware.collectives import send_terms as send_terms
+from planner.hardware.document import cluster_names as cluster_names
+from planner.hardware.document import device_names as device_names
+from planner.hardware.document import stack_names as stack_names
+from planner.hardware.foreign import fitted_line as fitted_line
+from planner.hardware.foreign import from_astra as from_astra
+from planner.hardware.foreign import from_calculon as from_calculon
+from planner.hardware.foreign import from_nccl_tests as from_nccl_tests
+from planner.hardware.foreign import from_topology as from_topology
+from planner.hardware.foreign import kind_of as kind_of
+from planner.hardware.foreign import measured_row as measured_row
+from planner.hardware.loader import DEFAULT_STACK as DEFAULT_STACK
+from planner.hardware.loader import lint as lint
+from planner.hardware.loader import load_cluster as load_cluster
+from planner.hardware.loader import load_device as load_device
+from planner.hardware.loader import load_stack as load_stack
+from planner.hardware.loader import profile_json_schema as profile_json_schema
+from planner.hardware.loader import warnings as warnings
+from planner.hardware.measuring import MachineFigures as MachineFigures
+from planner.hardware.measuring import machine_name as machine_name
+from planner.hardware.measuring import measure_machine as measure_machine
+from planner.hardware.measuring import measured_device as measured_device
+from planner.hardware.measuring import measured_profile_text as measured_profile_text
+from planner.hardware.tiers import moved_bytes as moved_bytes
+from planner.hardware.types import HEADROOM as HEADROOM
+from planner.hardware.types import Cluster as Cluster
+from planner.hardware.types import Collective as Collective
+from planner.hardware.types import CollectiveFit as CollectiveFit
+from planner.hardware.types import Curve as Curve
+from planner.hardware.types import Device as Device
+from planner.hardware.types import Level as Level
+from planner.hardware.types import Stack as Stack
+from planner.hardware.types import check_devices as check_devices
+from planner.hardware.types import neighbours as neighbours
+from planner.hardware.types import reserve_bytes as reserve_bytes
+from planner.hardware.types import shown_bytes as shown_bytes
+from planner.hardware.types import with_headroom as with_headroom
+from planner.hardware.write import ClusterSketch as ClusterSketch
+from planner.hardware.write import LinkSketch as LinkSketch
+from planner.hardware.write import profile_template as profile_template
+from planner.hardware.write import profile_text as profile_text
+from planner.hardware.write import profile_yaml as profile_yaml
+from planner.hardware.write import read_link as read_link
+from planner.hardware.write import resolved_profile as resolved_profile
+from planner.hardware.write import sized as sized
+from planner.hardware.write import sketch_text as sketch_text
+from planner.hardware.write import with_measured as with_measured
