@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +36,14 @@ def test_exports_are_listed() -> None:
     assert dir(planner) == planner.__all__
     assert {"plan", "load_graph", "ShardplanError", "exchange"} <= set(planner.__all__)
     assert len(set(planner.__all__)) == len(planner.__all__)
+
+
+def test_strict_type_checkers_of_users_see_every_name() -> None:
+    """They take a name as exported only where it is imported as itself."""
+    imports = [
+        each for each in ast.walk(ast.parse(Path(planner.__file__).read_text())) if isinstance(each, ast.ImportFrom)
+    ]
+    assert set(planner.__all__) <= {name.asname for each in imports for name in each.names}
 
 
 @pytest.mark.parametrize(
