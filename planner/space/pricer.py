@@ -405,7 +405,7 @@ class Pricer:
         return self._job.global_batch
 
     def _exchange_floor(self, micro_batch: int, mesh: MeshAxes, counted: int) -> BlockCosts:
-        """The floor of a mesh with the communication along its outermost axes, scaled down from the largest micro-batch.
+        """The floor of a mesh with the communication along outermost axes, scaled down from the largest micro-batch.
 
         A sample takes no longer in a larger micro-batch, since neither operators nor exchanges grow by more than in
         proportion, and a larger micro-batch can be split in all ways in which a smaller one can.
