@@ -60,7 +60,8 @@ _Numbered = tuple[StageSharding, BlockCosts]
 """A sharding and its costs."""
 
 FloorKey = tuple[Any, ...]
-"""A mesh, or a mesh and the layout of the tensors between blocks on it; opaque to a search.
+"""A mesh, alone or with the number of its outermost axes whose exchanges a floor counts, or with the layout of the
+tensors between blocks on it; opaque to a search.
 
 It identifies a family of shardings, whose floor is a lower bound on their costs."""
 
@@ -69,6 +70,12 @@ Floors = Sequence[tuple[BlockCosts, FloorKey]]
 
 Refinement = tuple[Floors, Sequence[BlockCosts]]
 """Closer floors with their keys, or the shardings of a family, each with a number of its own."""
+
+
+def counts_some_axes(key: FloorKey) -> bool:
+    """Whether a floor counts exchanges along some axes of a mesh, and a closer one those along one axis more."""
+    return len(key) > 1 and isinstance(key[1], int) and key[1] < len(key[0])
+
 
 LAYER_BOUNDARIES = (Boundary.REPLICATED, Boundary.SEQUENCE)
 """Layouts of tensors between the tensor parallel layers of frameworks."""
