@@ -201,7 +201,8 @@ class _Joint:
         """The block with its boundary layout as one variable, and only the choices that `keeps` accepts (None: all)."""
         problem, ends = block.free, block.ends_under(boundaries)
         if keeps is not None:
-            which = {id(choices): np.flatnonzero(keeps(choices)) for choices in problem.choices}
+            distinct = {id(choices): choices for choices in problem.choices}
+            which = {key: np.flatnonzero(keeps(choices)) for key, choices in distinct.items()}
             free = [v for v in range(len(problem.names)) if v not in ends]
             problem = problem.restricted({v: which[id(problem.choices[v])] for v in free})
         return _Joint(block, problem, tied, uncut, ends, len(boundaries))

@@ -74,15 +74,15 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class LocalNest:
-    """The work of one rank after some axes: nests of local sizes, share of the operator's work, kind of each axis."""
+    """The work of one rank after some axes: nests of local sizes, share of the operator's work, kinds of the axes."""
 
     nests: tuple[LoopNest, ...]
     share: float = 1.0
-    kinds: tuple[SplitKind, ...] = ()
+    kinds: frozenset[SplitKind] = frozenset()
 
     def then(self, kind: SplitKind) -> LocalNest:
         """The local nest after one more axis, of a kind that does not change the nests."""
-        return replace(self, kinds=(*self.kinds, kind))
+        return replace(self, kinds=self.kinds | {kind})
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +196,7 @@ def _free_choices(call: OpCall, spec: OpSpec, local: LocalNest, ranks: int, opti
         choices += _cut_choice(call, local, ("s", "u"), DimKind.PARALLEL, SplitKind.RING, ranks)
     for row in _dispatched(call, local, ranks) if options.coupled else ():
         choices += _cut_choice(call, local, (row, "e"), DimKind.PARALLEL, SplitKind.EXPERTS, ranks)
-    if options.partial and rule.linear and {SplitKind.REPEAT, SplitKind.PARTIAL, SplitKind.CUT}.issuperset(local.kinds):
+    if options.partial and rule.linear and local.kinds <= {SplitKind.REPEAT, SplitKind.PARTIAL, SplitKind.CUT}:
         choices.append(_pass_partial(local))
     if not options.interleaved:
         return [c for c in choices if not _interleaves(c)]
@@ -234,7 +234,7 @@ def _cut_choice(
     for name in names:
         nests = tuple(shrink(nest, name, ranks) for nest in nests)
     label = split_kind.value if split_kind in (SplitKind.RING, SplitKind.EXPERTS) else names[0]
-    return [AxisChoice(split_kind, label, *parts, LocalNest(nests, share, (*local.kinds, split_kind)))]
+    return [AxisChoice(split_kind, label, *parts, LocalNest(nests, share, local.kinds | {split_kind}))]
 
 
 def splits(nests: Sequence[LoopNest]) -> dict[str, Parts]:

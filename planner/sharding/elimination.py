@@ -77,11 +77,14 @@ def _narrowed(f: Factor) -> Factor:
 class _Order:
     """Elimination order: next the variable whose elimination makes the smallest table; ties to the lower index.
 
-    The sizes of tables are kept in a heap; outdated entries are dropped when they come up. O(log variables) a change.
+    The table counts with the variable, or as what is left of it without (`left`). The sizes of tables are kept in a
+    heap; outdated entries are dropped when they come up. O(log variables) a change.
     """
 
-    def __init__(self, sizes: Sequence[int], tables: Iterable[tuple[int, ...]], keep: Sequence[int] = ()) -> None:
-        self.sizes, self.keep = sizes, frozenset(keep)
+    def __init__(
+        self, sizes: Sequence[int], tables: Iterable[tuple[int, ...]], keep: Sequence[int] = (), *, left: bool = False
+    ) -> None:
+        self.sizes, self.keep, self.left = sizes, frozenset(keep), left
         self.near: dict[int, set[int]] = {v: set() for v in range(len(sizes))}
         for variables in tables:
             for v in variables:
@@ -92,7 +95,7 @@ class _Order:
         heapq.heapify(self.heap)
 
     def _entries(self, v: int) -> int:
-        return self.sizes[v] * math.prod(self.sizes[n] for n in self.near[v])
+        return (1 if self.left else self.sizes[v]) * math.prod(self.sizes[n] for n in self.near[v])
 
     def pop(self) -> _Next | None:
         """The next variable, the entries of its table and its neighbours; None when none is left."""
@@ -107,7 +110,7 @@ class _Order:
             for n in around - self.keep:
                 self.entries[n] = self._entries(n)
                 heapq.heappush(self.heap, (self.entries[n], n))
-            return v, entries, tuple(sorted(around))
+            return v, entries * (self.sizes[v] if self.left else 1), tuple(sorted(around))
         return None
 
 
@@ -144,10 +147,26 @@ class _Step:
     choice: np.dtype[Any]
 
 
+WIDE = 100_000
+"""Entries of the widest table from which another order of elimination is tried."""
+
+
 @functools.lru_cache(maxsize=32)
 def _order(sizes: tuple[int, ...], tables: Variables, keep: tuple[int, ...]) -> tuple[_Next, ...]:
-    """The order in which all variables but some are eliminated; found once for problems of one shape."""
-    return tuple(iter(_Order(sizes, tables, keep).pop, None))
+    """The order in which all variables but some are eliminated; found once for problems of one shape.
+
+    Variables that hang together closely, as those of a scan and its gates, need far smaller tables if what is left
+    counts; others need larger ones.
+    """
+    order = tuple(iter(_Order(sizes, tables, keep).pop, None))
+    if _widest(order) < WIDE:
+        return order
+    return min(order, tuple(iter(_Order(sizes, tables, keep, left=True).pop, None)), key=_widest)
+
+
+def _widest(order: Iterable[_Next]) -> int:
+    """Entries of the largest table that an order makes."""
+    return max((entries for _, entries, _ in order), default=1)
 
 
 @functools.lru_cache(maxsize=16)
@@ -184,7 +203,7 @@ def table_entries(sizes: Sequence[int], linked: Iterable[Sequence[int]], keep: S
     """
     narrowed = (tuple([v for v in variables if sizes[v] > 1]) for variables in linked)
     tables = tuple([own for own in narrowed if len(own) > 1])
-    return max((entries for _, entries, _ in _order(tuple(sizes), tables, tuple(keep))), default=1)
+    return _widest(_order(tuple(sizes), tables, tuple(keep)))
 
 
 class _Elimination:

@@ -184,7 +184,7 @@ class InnerCache:
         """A key of a mesh; clusters are compared by identity and kept alive."""
         if mesh.cluster is not None and not any(c is mesh.cluster for c in self._alive):
             self._alive.append(mesh.cluster)
-        return mesh.sizes, id(mesh.cluster)
+        return mesh.sizes, mesh.beneath, id(mesh.cluster)
 
 
 @dataclass(frozen=True)
@@ -218,9 +218,14 @@ class InnerCosts:
         return self.setting.mesh
 
     @property
-    def whole(self) -> bool:
-        """Whether every rank runs the whole chain, because nothing else could be searched."""
-        return all(block.points.uncut for block in self.blocks)
+    def searched(self) -> np.ndarray:
+        """[n] whether ways to share each block were searched; not where tables would be too large."""
+        return np.array([not (block.points.unsolved or block.points.uncut) for block in self.blocks])
+
+    @property
+    def usable(self) -> bool:
+        """Whether every block can run, and some of them shared."""
+        return bool(self.searched.any()) and not any(block.points.unsolved for block in self.blocks)
 
     @property
     def given_up(self) -> tuple[str, ...]:

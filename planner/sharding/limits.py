@@ -19,7 +19,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from planner.errors import Problem
-from planner.graph import Graph, TensorKind, per_graph
+from planner.graph import Graph, Tensor, TensorKind, per_graph
 from planner.operators import JointCut, OpCall, OpSpec, call_classes, graph_specs, rule_of
 from planner.operators.modules import is_called, node_names
 from planner.registry import did_you_mean
@@ -120,6 +120,9 @@ def _dims(graph: Graph, specs: Sequence[OpSpec], nodes: Sequence[int]) -> set[st
 SMALL = 0.005
 """A weight with less than this fraction of the elements of its block (a router) may be replicated."""
 
+_Operand = tuple[int, Tensor]
+"""An operand's position and tensor."""
+
 _HEADS = frozenset("grh")
 """Iteration dimensions of attention that count heads: groups, heads of a group, heads."""
 
@@ -207,21 +210,22 @@ def layer_strategies(
     if not options.as_layers:
         return tuple(candidates)
     axes = [axis for axis, size in enumerate(sizes) if size > 1 and options.role(axis) is AxisRole.TENSOR]
+    if not axes:
+        return tuple(candidates)
+    parameters = [(p, t) for p, t in enumerate(call.inputs) if t is not None and t.kind is TensorKind.PARAMETER]
 
     def fits(strategy: Strategy) -> bool:
         reads, writes = dict(strategy.reads), [layout for _, layout in strategy.writes]
         as_layers = all(cut_as_layers(call, spec, reads, writes, axis, begins=begins) for axis in axes)
-        usual = all(_in_layers(strategy, call, spec, axis, sizes, elements) for axis in axes)
-        return as_layers and usual and _cut_alike(strategy, call, axes)
+        usual = as_layers and all(_in_layers(strategy, call, spec, parameters, axis, sizes, elements) for axis in axes)
+        return usual and _cut_alike(reads, parameters, axes)
 
     return tuple(filter(fits, candidates)) or tuple(candidates)
 
 
-def _cut_alike(strategy: Strategy, call: OpCall, axes: Sequence[int]) -> bool:
+def _cut_alike(reads: Mapping[int, TensorLayout], parameters: Sequence[_Operand], axes: Sequence[int]) -> bool:
     """Whether all tensor axes that cut a matrix cut it along one dimension: by columns or by rows, never by both."""
-    reads = dict(strategy.reads)
-    matrices = [p for p, t in enumerate(call.inputs) if t is not None and t.kind is TensorKind.PARAMETER]
-    cuts = [{reads[p][a].dim for a in axes if reads[p][a].cuts} for p in matrices if p in reads]
+    cuts = [{reads[p][a].dim for a in axes if reads[p][a].cuts} for p, _ in parameters if p in reads]
     return all(len(dims) < 2 for dims in cuts)
 
 
@@ -248,10 +252,12 @@ def cut_as_layers(
     return not by_words or all(dim == 0 for dim in cuts)
 
 
-def _in_layers(strategy: Strategy, call: OpCall, spec: OpSpec, axis: int, sizes: Sequence[int], elements: int) -> bool:
+def _in_layers(
+    strategy: Strategy, call: OpCall, spec: OpSpec, parameters: Sequence[_Operand], axis: int, sizes: Sequence[int],
+    elements: int,
+) -> bool:  # fmt: skip
     """Whether tensor parallel layers run an operator by a strategy."""
     name, reads = strategy.splits[axis], dict(strategy.reads)
-    parameters = [(p, t) for p, t in enumerate(call.inputs) if t is not None and t.kind is TensorKind.PARAMETER]
     matrices = [(p, t) for p, t in parameters if len(t.shape) > 1]  # of products, and tables of embeddings
     weights = matrices if spec.matrix_flops else []
     if any(len(weight.shape) > 3 for _, weight in weights):  # a convolution's kernel

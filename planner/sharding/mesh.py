@@ -68,11 +68,13 @@ class Mesh:
         axes: outermost first; a mesh without axes is a single device.
         cluster: where the ranks are; None for an ideal mesh.
         copies: experts to which each row of an activation is sent, along an expert axis.
+        beneath: consecutive ranks at each place of the mesh, as along inner axes that are left out.
     """
 
     axes: tuple[Axis, ...]
     cluster: Cluster | None = None
     copies: int = 1
+    beneath: int = 1
     _terms: dict[tuple[Collective, tuple[int, ...]], Terms] = field(default_factory=dict, repr=False)
 
     @functools.cached_property
@@ -87,7 +89,7 @@ class Mesh:
 
     @property
     def device_count(self) -> int:
-        """Ranks of the mesh."""
+        """Places of the mesh, its ranks where there is nothing beneath."""
         return math.prod(self.sizes)
 
     def ranks_along(self, axes: Sequence[int]) -> int:
@@ -96,8 +98,8 @@ class Mesh:
 
     def groups(self, axes: Sequence[int]) -> np.ndarray:
         """Rank groups along the axes (by index), int64 [groups, ranks in a group], in order of their first rank."""
-        ranks = np.arange(self.device_count).reshape(self.sizes)
-        others = [a for a in range(len(self.axes)) if a not in axes]
+        ranks = np.arange(self.device_count * self.beneath).reshape(*self.sizes, self.beneath)
+        others = [a for a in range(len(self.axes) + 1) if a not in axes]
         return ranks.transpose([*others, *sorted(axes)]).reshape(-1, self.ranks_along(axes))
 
     def terms(self, kind: Collective, axes: Sequence[int]) -> Terms:
@@ -170,26 +172,27 @@ def _axes(sizes: Mapping[str, int] | Sequence[int]) -> tuple[Axis, ...]:
     return axes
 
 
-def mesh_on(cluster: Cluster, sizes: Mapping[str, int] | Sequence[int], copies: int = 1) -> Mesh:
+def mesh_on(cluster: Cluster, sizes: Mapping[str, int] | Sequence[int], copies: int = 1, beneath: int = 1) -> Mesh:
     """A mesh on the first ranks of a cluster.
 
     Args:
         cluster: the cluster.
         sizes: ranks along each axis, outermost first, by name or in order.
         copies: experts to which each row of an activation is sent.
+        beneath: consecutive ranks at each place.
 
     Raises:
         UsageError: the cluster has too few ranks.
     """
     axes = _axes(sizes)
-    count = math.prod(axis.size for axis in axes)
+    count = beneath * math.prod(axis.size for axis in axes)
     if count > cluster.device_count:
         text = " x ".join(str(axis.size) for axis in axes)
         raise UsageError(
             f"a mesh of {text} ranks leaves {cluster.name}, which has {cluster.device_count}",
             hint="use a smaller mesh or more nodes",
         )
-    return Mesh(axes, cluster, copies)
+    return Mesh(axes, cluster, copies, beneath)
 
 
 def ideal_mesh(sizes: Mapping[str, int] | Sequence[int]) -> Mesh:

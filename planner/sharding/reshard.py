@@ -122,11 +122,14 @@ class _Skeleton:
         index: position of each layout.
         cuts: by mesh axis, which layouts it cuts and along which dimension.
         moves: direct steps by collective and axes, with the indices of the layouts before and after.
+        renamings: orders of dimensions in which all layouts are layouts too: for each, the index of every layout in
+            that order, and the layouts whose changes it brings to those of another one (the first: to themselves).
     """
 
     index: dict[TensorLayout, int]
     cuts: tuple[tuple[np.ndarray, np.ndarray], ...]
     moves: tuple[tuple[Collective | None, tuple[int, ...], np.ndarray, np.ndarray], ...]
+    renamings: tuple[tuple[np.ndarray, np.ndarray], ...]
 
 
 @functools.lru_cache(maxsize=1024)
@@ -146,7 +149,40 @@ def _skeleton(all_layouts: tuple[TensorLayout, ...], sizes: tuple[int, ...]) -> 
         rows, dims = np.asarray(pairs, dtype=np.int64).reshape(-1, 2).T
         cuts.append((rows, dims))
     moves = [(move, axes, *np.asarray(pairs, dtype=np.int64).T) for (move, axes), pairs in batches.items()]
-    return _Skeleton(index, tuple(cuts), tuple(moves))
+    return _Skeleton(index, tuple(cuts), tuple(moves), _renamings(all_layouts, index))
+
+
+_RENAMED_FROM = 256
+"""Layouts from which those that differ in the names of dimensions alone share their changes."""
+
+
+def _renamings(
+    all_layouts: tuple[TensorLayout, ...], index: dict[TensorLayout, int]
+) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
+    """`_Skeleton.renamings`, the order as it is first. O(orders * layouts)."""
+    everything = np.arange(len(all_layouts))
+    if len(all_layouts) < _RENAMED_FROM:
+        return ((everything, everything),)
+    interleaved = {part.dim for layout in all_layouts for part in layout if part.blocks > 1}
+    plain = sorted({part.dim for layout in all_layouts for part in layout if part.cuts} - interleaved)
+
+    def renamed(layout: TensorLayout, names: dict[int, int]) -> int:
+        parts = (Part(names[part.dim]) if part.dim in names else part for part in layout)
+        return index.get(tuple(parts), -1)
+
+    def alike(d: int, e: int) -> bool:
+        return all(renamed(layout, {d: e, e: d}) >= 0 for layout in all_layouts)
+
+    classes = [[e for e in plain if e == d or alike(d, e)] for d in plain]
+    dims = max(classes, key=len, default=[])
+    used: dict[tuple[int, ...], list[int]] = {tuple(dims): []}
+    for i, layout in enumerate(all_layouts):
+        cut = list(dict.fromkeys(part.dim for part in layout if part.dim in dims))
+        used.setdefault((*cut, *(d for d in dims if d not in cut)), []).append(i)
+    return tuple(
+        (np.asarray([renamed(x, dict(zip(order, dims, strict=True))) for x in all_layouts]), np.asarray(members))
+        for order, members in used.items()
+    )
 
 
 _Changes = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
@@ -264,7 +300,17 @@ def _changes(mesh: Mesh, skeleton: _Skeleton, item_bytes: float, elements: tuple
         better = seconds < fastest_s[rows, columns]
         at = rows[better], columns[better]
         fastest_s[at], sent_bytes[at], direct[at] = seconds[better], sent[better], number
-    _join(fastest_s, sent_bytes, following)
+    steps, renamings, sizes = np.isfinite(fastest_s), skeleton.renamings, np.asarray(elements)
+    if not all((sizes[renamed] == sizes).all() for renamed, _ in renamings):
+        renamings = ((np.arange(count), np.arange(count)),)
+    own = renamings[0][1]
+    place, near = np.zeros(count, dtype=np.int64), (fastest_s[:, own], sent_bytes[:, own], following[:, own])
+    place[own] = np.arange(len(own))
+    _join(fastest_s, sent_bytes, steps, near)
+    for renamed, members in renamings:
+        columns, back = place[renamed[members]], np.argsort(renamed)
+        fastest_s[:, members], sent_bytes[:, members] = (table[renamed][:, columns] for table in near[:2])
+        following[:, members] = back[near[2][renamed][:, columns]]
     return fastest_s, sent_bytes, direct, following
 
 
@@ -272,18 +318,28 @@ _AT_ONCE = 1 << 18
 """Entries of the tables that `_join` works on at once, so that they stay in a processor's cache."""
 
 
-def _join(seconds: np.ndarray, sent: np.ndarray, following: np.ndarray) -> None:
-    """All-pairs shortest paths by Bellman and Ford, many layouts at a time, until none gets nearer to another.
+def _join(
+    step_s: np.ndarray, step_bytes: np.ndarray, direct: np.ndarray, near: tuple[np.ndarray, np.ndarray, np.ndarray]
+) -> None:
+    """Shortest paths to some layouts by Bellman and Ford, many at a time, until none gets nearer to another.
 
-    A layout has few direct steps, and few steps lead anywhere: O(layouts ** 2) for each step of a layout and of a path.
+    A layout has few direct steps, and few steps lead anywhere: O(layouts * columns) for each step of a layout and of a
+    path.
+
+    Args:
+        step_s: seconds of direct steps, [layouts, layouts].
+        step_bytes: bytes that a rank sends in them.
+        direct: whether there is one; its diagonal is overwritten.
+        near: seconds, bytes and the next layout on the way to some layouts, [layouts, columns]; by direct steps before,
+            by the fastest sequences afterwards.
     """
-    count, direct = len(seconds), np.isfinite(seconds)
+    (seconds, sent, following), count = near, len(direct)
     np.fill_diagonal(direct, False)
     degree = int(direct.sum(axis=1).max())
     after = np.argsort(~direct, axis=1, kind="stable")[:, :degree]
     rows = np.arange(count)[:, None]
-    step_s, step_sent = np.where(direct[rows, after], seconds[rows, after], math.inf), sent[rows, after]
-    size, changed = max(1, _AT_ONCE // max(1, degree * count)), np.full(count, degree > 0)
+    first_s, first_bytes = np.where(direct[rows, after], step_s[rows, after], math.inf), step_bytes[rows, after]
+    size, changed = max(1, _AT_ONCE // max(1, degree * seconds.shape[1])), np.full(count, degree > 0)
     while changed.any():
         before, changed = changed, np.zeros(count, dtype=bool)
         for start in range(0, count, size):
@@ -291,13 +347,13 @@ def _join(seconds: np.ndarray, sent: np.ndarray, following: np.ndarray) -> None:
             if not before[after[part]].any():
                 continue
             through = seconds[after[part]]
-            through += step_s[part, :, None]
+            through += first_s[part, :, None]
             least = through.min(axis=1)
             i, j = np.nonzero(least < seconds[part] * (1 - _ROUNDING))
             step, shorter = through[i, :, j].argmin(axis=1), least[i, j]
             i += start
             seconds[i, j], following[i, j] = shorter, after[i, step]
-            sent[i, j] = step_sent[i, step] + sent[after[i, step], j]
+            sent[i, j] = first_bytes[i, step] + sent[after[i, step], j]
             changed[i] = True
 
 

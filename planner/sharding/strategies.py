@@ -173,6 +173,13 @@ class _Request:
     options: Options
 
     @functools.cached_property
+    def quiet(self) -> frozenset[SplitKind]:
+        """Kinds of splits under which the operator's ranks exchange nothing."""
+        windows = any(access.halo for nest in self.spec.nests for access in nest.reads)
+        kinds = {SplitKind.REPEAT, SplitKind.PARTIAL}
+        return frozenset(kinds if windows else kinds | {SplitKind.CUT})
+
+    @functools.cached_property
     def _identity(self) -> tuple[object, ...]:
         return self.call.signature(), self.spec.nests, self.sizes, self.item_bytes, self.options
 
@@ -187,6 +194,8 @@ def _exchanges(
     request: _Request, axis_choices: Sequence[AxisChoice], reads: Mapping[int, TensorLayout]
 ) -> tuple[InnerExchange, ...]:
     """Exchanges inside the operator along all axes, at the sizes that are left when all axes are cut."""
+    if request.quiet.issuperset(choice.kind for choice in axis_choices):
+        return ()
     nests = axis_choices[-1].left.nests if axis_choices else ()
     shapes = {
         p: shard_shape(tensor.shape, layout, request.sizes)
@@ -257,11 +266,11 @@ def _strategies(request: _Request) -> tuple[Strategy, ...]:
     prefixes: list[tuple[LocalNest, tuple[AxisChoice, ...]]] = [(LocalNest(request.spec.nests), ())]
     for axis, ranks in enumerate(request.sizes):
         role = request.options.role(axis)
-        prefixes = [
-            (choice.left, (*done, choice))
-            for local, done in prefixes
-            for choice in choices(request.call, request.spec, local, ranks, request.options, role)
-        ]
+        ways = {
+            local: choices(request.call, request.spec, local, ranks, request.options, role)
+            for local in dict.fromkeys(local for local, _ in prefixes)
+        }
+        prefixes = [(choice.left, (*done, choice)) for local, done in prefixes for choice in ways[local]]
     strategies_by_layout: dict[tuple[object, ...], Strategy] = {}
     for _, axis_choices in prefixes:
         strategy = _assemble(request, axis_choices)

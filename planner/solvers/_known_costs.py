@@ -10,7 +10,7 @@ from planner.solvers._candidates import TrivialPlans
 from planner.solvers._frontier import compute_s
 from planner.solvers.sizes import any_block_fits
 from planner.solvers.types import CostsFor
-from planner.space.pricer import FloorKey, Floors, Pricer, Refinement
+from planner.space.pricer import FloorKey, Floors, Pricer, Refinement, counts_some_axes
 from planner.space.types import BlockCosts
 
 
@@ -19,7 +19,7 @@ class KnownCosts:
 
     Args:
         shardings: prices them; None where every replica is one device.
-        most: floors that may be refined.
+        most: floors that may be refined, each mesh's first ones as one (`counts_some_axes`).
 
     Attributes:
         by_size: the costs.
@@ -72,7 +72,7 @@ class KnownCosts:
     def refine(self, micro_batch: int, key: FloorKey) -> Refinement | None:
         """Price the shardings of a floor, once; None if no further ones may be."""
         if self._shardings is not None and (micro_batch, key) not in self.refined and not self.all_refined:
-            self._left -= 1
+            self._left -= not counts_some_axes(key)
             self.refined[micro_batch, key] = _, priced = self._shardings.refine(micro_batch, key)
             self.add(micro_batch, priced)
         return self.refined.get((micro_batch, key))

@@ -24,7 +24,7 @@ from planner.operators import Storages, graph_specs, rebatch, require_trained
 from planner.operators.saved import SavedOptions, storages_in_training
 from planner.sharding import Boundaries, Boundary, Options, Setting, StageSharding, StateBytes
 from planner.sharding.inner import BOUNDARIES, InnerCache, InnerCosts, inner_costs
-from planner.sharding.mesh import Axis, AxisRole, axes_text, mesh_on, roles_of
+from planner.sharding.mesh import Axis, AxisRole, Mesh, axes_text, mesh_on, roles_of
 from planner.sharding.problem import Choice
 from planner.sharding.sharded import ShardedCosts, decided_costs, leanest_costs, sharded_costs
 from planner.space.blocks import block_costs, block_seconds, block_storages, update_s_per_element, wire_bytes
@@ -60,7 +60,8 @@ _Numbered = tuple[StageSharding, BlockCosts]
 """A sharding and its costs."""
 
 FloorKey = tuple[Any, ...]
-"""A mesh, or a mesh and the layout of the tensors between blocks on it; opaque to a search.
+"""A mesh, alone or with the number of its outermost axes whose exchanges a floor counts, or with the layout of the
+tensors between blocks on it; opaque to a search.
 
 It identifies a family of shardings, whose floor is a lower bound on their costs."""
 
@@ -69,6 +70,12 @@ Floors = Sequence[tuple[BlockCosts, FloorKey]]
 
 Refinement = tuple[Floors, Sequence[BlockCosts]]
 """Closer floors with their keys, or the shardings of a family, each with a number of its own."""
+
+
+def counts_some_axes(key: FloorKey) -> bool:
+    """Whether a floor counts exchanges along some axes of a mesh, and a closer one those along one axis more."""
+    return len(key) > 1 and isinstance(key[1], int) and key[1] < len(key[0])
+
 
 LAYER_BOUNDARIES = (Boundary.REPLICATED, Boundary.SEQUENCE)
 """Layouts of tensors between the tensor parallel layers of frameworks."""
@@ -123,6 +130,7 @@ class Pricer:
         self.profiles: Callable[[int], tuple[Profile, ...]] = like.profiles if like else functools.cache(self._profiles)
         self.costs: Callable[[int], BlockCosts] = like.costs if like else functools.cache(self._costs)
         self._reruns: Callable[[], Reruns] = like._reruns if like else functools.cache(self._find_reruns)
+        self._mesh_of: Callable[..., Mesh] = like._mesh_of if like else functools.cache(self._make_mesh)
 
     @property
     def limits(self) -> tuple[bool, tuple[str, ...], tuple[str, ...]]:
@@ -301,11 +309,11 @@ class Pricer:
         return [each for floor, key in floors for each in self._known_floors(floor, key)]
 
     def _known_floors(self, floor: BlockCosts, key: FloorKey) -> Floors:
-        if self._knows(Pricer._floors_on, floor.micro_batch, key[0]):
-            return self._floors_on(floor.micro_batch, key[0])
-        if roles_of(key[0]) and self._knows(Pricer._inner_on, self._largest_micro_batch, key[0]):
-            return self.refine(floor.micro_batch, key)[0]
-        return ((floor, key),)
+        mesh, micro_batch = key[0], floor.micro_batch
+        if self._knows(Pricer._floors_on, micro_batch, mesh):
+            return self._floors_on(micro_batch, mesh)
+        counted = next((n for n in range(len(mesh), 0, -1) if self._knows(Pricer._exchange_s, mesh, n)), 0)
+        return ((self._exchange_floor(micro_batch, mesh, counted), (mesh, counted)),) if counted else ((floor, key),)
 
     def _knows(self, method: Callable[..., object], *arguments: object) -> bool:
         """True if a method whose results are kept (`_kept`) was called with these arguments within the same limits."""
@@ -341,14 +349,17 @@ class Pricer:
     def refine(self, micro_batch: int, key: FloorKey) -> Refinement:
         """Refine a floor by one step: closer floors with their keys, or the shardings worth trying, fastest first.
 
-        A mesh with context or expert axes first gets a floor with its exchanges. A mesh then gets one floor for each
-        layout of boundaries, and each of these its shardings.
+        A mesh with context or expert axes first gets floors with the exchanges along these, then along each further
+        axis. A mesh then gets one floor for each layout of boundaries, and each of these its shardings.
         """
-        if len(key) == 1 and roles_of(key[0]):
-            return ((self._exchange_floor(micro_batch, key[0]), (*key, ())),), ()
-        if not any(key[1:]):
-            return self._floors_on(micro_batch, key[0]), ()
-        return (), self._shardings_on(micro_batch, *key)
+        mesh, known = key[0], key[1] if len(key) > 1 else 0
+        if isinstance(known, tuple):
+            return (), self._shardings_on(micro_batch, *key)
+        roles = roles_of(mesh)
+        if known == len(roles):
+            return self._floors_on(micro_batch, mesh), ()
+        counted = max(known + 1, sum(role.deals for role in roles))
+        return ((self._exchange_floor(micro_batch, mesh, counted), (mesh, counted)),), ()
 
     def finer(self, micro_batch: int, number: int) -> Sequence[BlockCosts]:
         """More shardings on the mesh and boundaries of a given one, picked by finer steps of the price of memory."""
@@ -400,26 +411,37 @@ class Pricer:
             return self.graph.batch
         return self._job.global_batch
 
-    def _exchange_floor(self, micro_batch: int, mesh: MeshAxes) -> BlockCosts:
-        """The floor of a mesh with the communication of its ranks, scaled down from the largest micro-batch.
+    def _exchange_floor(self, micro_batch: int, mesh: MeshAxes, counted: int) -> BlockCosts:
+        """The floor of a mesh with the communication along outermost axes, scaled down from the largest micro-batch.
 
         A sample takes no longer in a larger micro-batch, since neither operators nor exchanges grow by more than in
         proportion, and a larger micro-batch can be split in all ways in which a smaller one can.
         """
-        floor, largest = self._floor(micro_batch, ranks_of(mesh)), self._largest_micro_batch
-        inner = self._inner_on(largest, mesh)
-        if inner.whole:
-            return floor
-        each_s = np.min([inner.least_s(boundary) for boundary in inner.boundaries], axis=0)
-        least_s = np.where(np.isfinite(each_s), each_s, 0.0) * micro_batch / largest
+        floor = self._floor(micro_batch, ranks_of(mesh))
+        least_s = self._exchange_s(mesh, counted) * micro_batch / self._largest_micro_batch
         return replace(floor, backward_s=np.maximum(floor.backward_s, least_s[None, :] - floor.forward_s))
+
+    @_kept
+    def _exchange_s(self, mesh: MeshAxes, counted: int) -> np.ndarray:
+        """[n] least seconds of each block at the largest micro-batch with exchanges along outermost axes alone.
+
+        Each sharding on a mesh is one on its outermost axes, which the ranks along the others share: they speed up what
+        it does by no more than their number. Where none is known, exchanges along one axis less count.
+        """
+        if counted == 0:
+            return np.zeros(len(self.chain.blocks))
+        outermost, beneath, largest = mesh[:counted], ranks_of(mesh[counted:]), self._largest_micro_batch
+        inner = self._inner_on(largest, mesh) if beneath == 1 else self._outermost_on(largest, outermost, beneath)
+        least_s = np.min([inner.least_s(boundary) for boundary in inner.boundaries], axis=0) / beneath
+        known = inner.searched & np.isfinite(least_s)
+        return least_s if known.all() else np.where(known, least_s, self._exchange_s(mesh, counted - 1))
 
     @_kept
     def _floors_on(self, micro_batch: int, mesh: MeshAxes) -> list[tuple[BlockCosts, FloorKey]]:
         """Floors with the communication inside blocks, one for each layout of boundaries."""
         floor, inner = self._floor(micro_batch, ranks_of(mesh)), self._inner_on(micro_batch, mesh)
         floors: list[tuple[BlockCosts, FloorKey]] = []
-        for boundary in () if inner.whole else inner.boundaries:
+        for boundary in inner.boundaries if inner.usable else ():
             least_s = inner.least_s(boundary)
             if np.isfinite(least_s).all():
                 backward_s = np.maximum(floor.backward_s, least_s[None, :] - floor.forward_s)
@@ -428,9 +450,14 @@ class Pricer:
 
     @_kept
     def _inner_on(self, micro_batch: int, mesh: MeshAxes) -> InnerCosts:
+        return self._outermost_on(micro_batch, mesh)
+
+    @_kept
+    def _outermost_on(self, micro_batch: int, axes: MeshAxes, beneath: int = 1) -> InnerCosts:
+        """The points of blocks on the outermost axes of a mesh, with so many ranks at each place."""
         as_layers, between, _ = self.limits
         allowed = tuple(boundary for boundary in LAYER_BOUNDARIES if not between or boundary.value in between)
-        return self._inner_with(micro_batch, mesh, allowed if as_layers else BOUNDARIES, as_layers)
+        return self._inner_with(micro_batch, axes, allowed if as_layers else BOUNDARIES, as_layers, beneath=beneath)
 
     def _inner_with(
         self,
@@ -439,12 +466,13 @@ class Pricer:
         boundaries: tuple[Boundary, ...],
         as_layers: bool = False,
         device_type: int = 0,
+        beneath: int = 1,
     ) -> InnerCosts:
         job, number_formats = self._job, self._precision
         state = optimizer_state_bytes(job.optimizer, number_formats)
         setting = Setting(
             self.graph_at(micro_batch),
-            mesh_on(self.cluster, {axis.name: axis.size for axis in mesh}, copies=experts_of_row(self.graph)),
+            self._mesh_of(mesh, beneath),
             item_bytes=number_formats.compute.bits / 8,
             state=StateBytes(number_formats.held_weight_bytes, number_formats.held_gradient_bytes, state),
             micro_batches=max(1, job.global_batch // micro_batch),
@@ -453,6 +481,10 @@ class Pricer:
         )
         prices = self.profiles(micro_batch)[device_type]
         return inner_costs(self.chain, prices, setting, boundaries=boundaries, cache=self._inner)
+
+    def _make_mesh(self, axes: MeshAxes, beneath: int) -> Mesh:
+        """Axes on the first ranks of the cluster, with so many ranks at each place."""
+        return mesh_on(self.cluster, {axis.name: axis.size for axis in axes}, experts_of_row(self.graph), beneath)
 
     @_kept
     def _shardings_on(

@@ -8,6 +8,7 @@ each of the eleven operators in either pass, of which a rank does a quarter.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import re
 from types import SimpleNamespace
@@ -43,6 +44,7 @@ from planner.space.evaluate_many import evaluate_many
 from planner.space.jobs import meshes_for
 from planner.space.pricer import Pricer
 from planner.space.sharded import sharded_block_costs
+from planner.systems.backends import backends_of, within_limits
 from tests.operators.calls import graph, node
 from tests.space.instances import cluster
 
@@ -242,15 +244,32 @@ def test_a_rank_that_holds_more_than_the_plan_says_is_found() -> None:
     assert check_plan(wrong).findings != ()
 
 
-def test_a_mesh_is_bounded_by_its_exchanges_in_the_largest_micro_batch() -> None:
-    limits = Job(global_batch=32, expert_parallel=(16,), tensor_parallel=(1,))
-    pricer = Pricer(load_graph("qwen3-30b-a3b", dims={"seq": 2048}), load_cluster("dgx-h100", nodes=2), limits)
-    meshes = pricer.floors(16)
-    for bare, key in meshes:
-        ((floor, again),), worked_out = pricer.refine(16, key)
-        exact, _ = pricer.refine(16, again)
-        assert not worked_out
-        for costs, _ in exact:
-            assert (floor.forward_s + floor.backward_s <= (costs.forward_s + costs.backward_s) * (1 + 1e-9)).all()
-        assert floor.backward_s.sum() > bare.backward_s.sum()
-    assert len(meshes) == 1
+@pytest.mark.parametrize(
+    ("backend", "dealt", "steps"),
+    [
+        ("megatron", (16, 1, 1), 1), ("megatron", (4, 1, 2), 2), ("megatron", (4, 2, 1), 1),
+        ("any", (4, 1, 2), 2), ("any", (4, 2, 1), 1), ("any", (4, 2, 2), 2),
+    ],
+)  # fmt: skip
+def test_a_mesh_is_bounded_by_its_exchanges_in_the_largest_micro_batch(
+    backend: str, dealt: tuple[int, int, int], steps: int
+) -> None:
+    """First those along the axes that deal out, then those along all axes, and never more than at its own size."""
+    expert, context, tensor = dealt
+    asked = Job(
+        32, expert_parallel=(expert,), context_parallel=(context,), tensor_parallel=(tensor,), backends=(backend,)
+    )
+    job = within_limits(asked, backends_of(asked))
+    pricer = Pricer(load_graph("qwen3-30b-a3b", dims={"seq": 2048}), load_cluster("dgx-h100", nodes=2), job)
+    for size in (4, 16, 32) if expert == 4 else (16, 32):
+        ((bare, key),) = pricer.floors(size)
+        floors = [bare]
+        for _ in range(steps):
+            (((floor, key),), worked_out) = pricer.refine(size, key)
+            assert not worked_out
+            floors.append(floor)
+        exact, _ = pricer.refine(size, key)
+        seconds = [floor.forward_s + floor.backward_s for floor in floors]
+        seconds += [np.min([costs.forward_s + costs.backward_s for costs, _ in exact], axis=0)]
+        assert all((below <= above * (1 + 1e-9)).all() for below, above in itertools.pairwise(seconds))
+        assert size < 32 or all(below.sum() < above.sum() for below, above in itertools.pairwise(seconds[:-1]))

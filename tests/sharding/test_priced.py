@@ -24,6 +24,22 @@ from tests.sharding.graphs import attention_block, products, setting
 from tests.sharding.named_layouts import brute_force_layout
 
 
+def test_variables_that_leave_small_tables_are_eliminated_first() -> None:
+    """Five variables of 60 choices, each two of which share one of 4: tables over the five would have 777M entries."""
+    pairs, draw = list(itertools.combinations(range(5), 2)), np.random.default_rng(3)
+    tables = {(v, k): draw.integers(1000, size=(60, 4)) for k, pair in enumerate(pairs) for v in pair}
+    factors = [Factor((v, 5 + k), table.astype(float)) for (v, k), table in tables.items()]
+    least, choices = minimise([60] * 5 + [4] * 10, factors)
+    total = np.zeros((4,) * 10)
+    for v in range(5):
+        beside = [k for k, pair in enumerate(pairs) if v in pair]
+        own = sum(
+            tables[v, k].reshape(60, *(4 if k == each else 1 for each in beside)) for k in beside
+        )  # fmt: skip
+        total += np.asarray(own).min(axis=0).reshape([4 if k in beside else 1 for k in range(10)])
+    assert least == total.min() == value(factors, choices)
+
+
 @settings(deadline=None, max_examples=50)
 @given(data=st.data(), count=st.integers(1, 4))
 def test_the_bound_is_one_and_the_choice_fits(data: st.DataObject, count: int) -> None:

@@ -78,3 +78,19 @@ def test_changes_are_shortest_paths() -> None:
     cost = table.seconds
     for a, b, c in itertools.product(range(0, len(cost), 3), repeat=3):
         assert cost[a, c] <= cost[a, b] + cost[b, c] + 1e-12
+
+
+@pytest.mark.parametrize("shape", [(16, 32, 64), (2, 32, 64), (16, 16, 16)])
+def test_layouts_that_differ_in_the_names_of_dimensions_cost_the_same(shape: tuple[int, ...]) -> None:
+    """On four axes, each change is a direct step and the fastest change from there, and no way round is faster."""
+    table = reshard_table(mesh_on(load_cluster("dgx-a100", nodes=2), (2, 2, 2, 2)), shape, 2.0)
+    cost, draw = table.seconds, np.random.default_rng(0)
+    assert len(cost) > 256
+    for i, j in draw.integers(len(cost), size=(300, 2)).tolist():
+        steps = table.steps(table.layouts[i], table.layouts[j])
+        assert sum(step.seconds for step in steps) == pytest.approx(cost[i, j])
+        assert sum(step.sent_bytes for step in steps) == pytest.approx(table.sent_bytes[i, j])
+        assert [*(step.before for step in steps), table.layouts[j]] == [
+            table.layouts[i], *(step.after for step in steps)
+        ]  # fmt: skip
+        assert (cost[i] + cost[:, j] >= cost[i, j] * (1 - 1e-12)).all()
