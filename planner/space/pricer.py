@@ -14,25 +14,23 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import numpy as np
 
-from planner.costs import Profile, is_priced, precision, profile
+from planner.costs import is_priced
 from planner.costs.precision import optimizer_state_bytes
 from planner.errors import ModelError, UsageError
-from planner.exchange import Step, step_of
-from planner.graph import Chain, Graph, build_chain
+from planner.graph import Graph
 from planner.hardware.types import Cluster
-from planner.operators import Storages, graph_specs, rebatch, require_trained
-from planner.operators.saved import SavedOptions, storages_in_training
+from planner.operators import require_trained
 from planner.sharding import Boundaries, Boundary, Options, Setting, StageSharding, StateBytes
 from planner.sharding.inner import BOUNDARIES, InnerCache, InnerCosts, inner_costs
 from planner.sharding.mesh import Axis, AxisRole, Mesh, axes_text, mesh_on, roles_of
 from planner.sharding.problem import Choice
 from planner.sharding.sharded import ShardedCosts, decided_costs, leanest_costs, sharded_costs
-from planner.space.blocks import block_costs, block_seconds, block_storages, update_s_per_element, wire_bytes
+from planner.space.blocks import block_seconds, update_s_per_element
 from planner.space.configuration import Configuration
+from planner.space.device_prices import DevicePrices
 from planner.space.job_options import LIMITS, allows_single_devices, refuse_others
 from planner.space.jobs import (
     MeshAxes,
-    device_types,
     experts_of_row,
     mesh_axes,
     mesh_names,
@@ -40,7 +38,7 @@ from planner.space.jobs import (
     ranks_of,
     settled,
 )
-from planner.space.repeats import KeptStorages, Reruns, even_prices, module_prices
+from planner.space.repeats import even_prices
 from planner.space.sharded import (
     least_costs,
     on_all_types,
@@ -48,7 +46,7 @@ from planner.space.sharded import (
     sharded_repeats,
     sharded_weight_grad_s,
 )
-from planner.space.types import BlockCosts, Job, Selective
+from planner.space.types import BlockCosts, Job
 
 BlockDecision = Mapping[str, Choice] | None
 """The decision about every operator, tensor and weight of a block; None for blocks without one."""
@@ -109,27 +107,27 @@ class Pricer:
         strict_ops: refuse operators that no rule describes.
         like: a pricer of the same model, cluster and job except for its limits, whose prices are used again; both
             number their shardings together.
+
+    Attributes:
+        alone: prices where every replica is one device.
     """
 
     def __init__(
         self, graph: Graph, cluster: Cluster, job: Job, *, strict_ops: bool = False, like: Pricer | None = None
     ) -> None:
         require_trained(graph)
-        self.chain: Chain = build_chain(graph) if like is None else like.chain
         job = settled(job, cluster)
         if is_priced(graph):
             engine = "a model that carries measured times of its own"
             refuse_others(job, set(LIMITS) | {"precision", "optimizer", "overlap", "headroom"}, engine, "leave it out")
-        self.graph, self.cluster, self._job, self._strict = graph, cluster, job, strict_ops
-        self._precision = precision(job.precision)
+        self.graph, self.cluster, self._job = graph, cluster, job
+        self.alone: DevicePrices = like.alone if like else DevicePrices(graph, cluster, job, strict_ops=strict_ops)
+        self.chain, self._precision, self._reruns = self.alone.chain, self.alone.precision, self.alone.reruns
+        self.graph_at, self.profiles, self.costs = self.alone.graph_at, self.alone.profiles, self.alone.costs
         self._inner: InnerCache = InnerCache() if like is None else like._inner
         self.known: dict[tuple[object, ...], Any] = {} if like is None else like.known
         self._floor_numbers: Iterator[int] = itertools.count(-1, -1) if like is None else like._floor_numbers
         self._numbered_at: dict[int, list[_Numbered]] = {} if like is None else like._numbered_at
-        self.graph_at: Callable[[int], Graph] = like.graph_at if like else functools.cache(self._graph_at)
-        self.profiles: Callable[[int], tuple[Profile, ...]] = like.profiles if like else functools.cache(self._profiles)
-        self.costs: Callable[[int], BlockCosts] = like.costs if like else functools.cache(self._costs)
-        self._reruns: Callable[[], Reruns] = like._reruns if like else functools.cache(self._find_reruns)
         self._mesh_of: Callable[..., Mesh] = like._mesh_of if like else functools.cache(self._make_mesh)
 
     @property
@@ -199,70 +197,6 @@ class Pricer:
         inner = replace(inner, boundaries=(boundary,))
         return self._numbered(inner, decided_costs(inner, decisions))
 
-    def _graph_at(self, micro_batch: int) -> Graph:
-        """The model at a micro-batch size."""
-        return self.graph if micro_batch == self.graph.batch else rebatch(self.graph, micro_batch)
-
-    def _profiles(self, micro_batch: int) -> tuple[Profile, ...]:
-        """The model's prices on each device type; types that the job may not use are priced in their best precision."""
-        job, used = self._job, device_types(self.cluster, self._job)
-        return tuple(
-            profile(
-                self.graph_at(micro_batch),
-                device,
-                precision=job.precision if t in used else "",
-                fused_attention=job.fused_attention,
-                dropout=job.dropout,
-                assume_dropout=job.assume_dropout,
-                strict_ops=self._strict,
-            )
-            for t, device in enumerate(self.cluster.devices)
-        )
-
-    def _costs(self, micro_batch: int) -> BlockCosts:
-        """Costs of replicas of one device."""
-        graph, profiles = self.graph_at(micro_batch), self.profiles(micro_batch)
-        formats, optimizer = self._precision, self._job.optimizer
-        costs = block_costs(self.chain, graph, profiles, self.cluster.devices, formats, optimizer)
-        selective = self._single_device_repeats(micro_batch)
-        return replace(costs, steps=functools.partial(self._step, micro_batch), selective=selective)
-
-    def _single_device_repeats(self, micro_batch: int) -> Selective:
-        """Prices of recomputing modules where every replica is one device."""
-        graph, profiles = self.graph_at(micro_batch), self.profiles(micro_batch)
-        blocks, number_formats = self.chain.blocks, self._precision
-
-        def forward_s(b: int, places: tuple[int, ...]) -> np.ndarray:
-            nodes = [blocks[b].nodes[place] for place in places]
-            return np.array([float(prices.forward_s[nodes].sum()) for prices in profiles])
-
-        def size_of(b: int, place: int, position: int) -> float:
-            return wire_bytes(graph, self._reruns().operand(b, place, position), number_formats)
-
-        def saved() -> KeptStorages:
-            return [tuple(kept.items()) for kept in block_storages(self.chain, profiles[0])]
-
-        return module_prices(self._reruns, saved, forward_s, size_of)
-
-    def _find_reruns(self) -> Reruns:
-        """What blocks recompute for lists of modules; the same for all micro-batch sizes.
-
-        Which lists are worth trying is decided at one sample, or at the exported batch where that is fixed.
-        """
-        graph, job, number_formats = self.graph, self._job, self._precision
-        try:
-            batch = self.graph_at(1).batch
-        except ModelError:  # a node stops the batch: all plans have the exported one
-            batch = graph.batch
-        options = SavedOptions(
-            fused_attention=job.fused_attention, dropout=job.dropout, assume_dropout=job.assume_dropout
-        )
-        storages = Storages(graph) if is_priced(graph) else storages_in_training(graph, graph_specs(graph), options)
-        prices, graph_at_batch = self.profiles(batch)[device_types(self.cluster, job)[0]], self.graph_at(batch)
-        return Reruns(
-            self.chain, prices, storages.root, functools.partial(wire_bytes, graph_at_batch, chosen=number_formats)
-        )
-
     def repeated_operators(self, repeats: tuple[str, ...]) -> int:
         """Number of operators that lists of modules run again.
 
@@ -270,19 +204,6 @@ class Pricer:
             JobError: the model has no module of a name.
         """
         return sum(len(rerun.places) for rerun in self._reruns().of(repeats))
-
-    def _step(self, micro_batch: int, device_type: int, micro_batches: int, lookups: int) -> Step:
-        """Variables that a data-parallel step exchanges (`BlockCosts.steps`)."""
-        prices, number_formats = self.profiles(micro_batch)[device_type], self._precision
-        return step_of(
-            self.graph_at(micro_batch),
-            prices.forward_s,
-            prices.backward_s,
-            gradient_bytes=number_formats.gradient_bytes,
-            weight_bytes=number_formats.weight_bytes,
-            micro_batches=micro_batches,
-            lookups=lookups,
-        )
 
     def in_words(self) -> str:
         """The space of shardings, in words."""
