@@ -216,7 +216,7 @@ def test_there_is_no_checkpoint_inside_a_wave() -> None:
 
 
 def test_four_trainings_have_one_loss_curve() -> None:
-    found = trainings.curves(16)
+    found = trainings.curves(12)
     assert len(found) == 4
     assert trainings.apart(found) < 1e-6
     for losses in found.values():
