@@ -16,7 +16,7 @@ def test_gradients_are_the_whole_models(case: cases.Case) -> None:
     found = runtime.run(plan, cases.model(case.model), steps=0, check=True).check
     assert found is not None
     assert found.largest < case.limit
-    assert abs(found.loss - found.expected_loss) < case.limit
+    assert found.loss == pytest.approx(found.expected_loss, rel=case.limit)
     named = {p.tied_to or p.name for b in plan.block_table for p in b.parameters if p.trainable}
     assert {name for _, name, _ in found.errors} == named
     assert matrix.row(case, plan, found) in matrix.PAGE.read_text(encoding="utf-8").splitlines()
