@@ -16,7 +16,7 @@ import numpy as np
 
 from planner.memory import most_that_fit
 from planner.solvers.partition import PARTITION_SOLVERS, Deadline, PartitionSolver, Search
-from planner.solvers.partition._bottleneck import BottleneckSearch
+from planner.solvers.partition.chain_dp import BottleneckSearch
 from planner.space.partition import IterationProblem, MeshStage
 
 _UNLIMITED = np.iinfo(np.int32).max
