@@ -371,7 +371,9 @@ class SeparateServers(ParameterServers):
     key = "ps-separate"
 
     def supports(self, fabric: Fabric) -> str:
-        """Requires a fabric with servers."""
+        """Requires a fabric with servers, which have a rate of their own."""
+        if self.sum_byte_per_s != HOST_SUM_BYTE_PER_S:
+            return "separate parameter servers sum at the rate of the fabric's servers, not at sum_byte_per_s"
         return "" if fabric.servers.count else "separate parameter servers need servers beside the group"
 
     def servers(self, fabric: Fabric) -> tuple[int, int]:

@@ -309,6 +309,7 @@ def test_sharded_memory_is_the_published_one() -> None:
         (lambda: get("zero3").price(_fabric(2), _step(1)), UsageError),
         (lambda: get("wsp:clock_distance=-1").price(_fabric(2), _step(1)), UsageError),
         (lambda: get("ps-separate").price(_fabric(2), _step(1)), UsageError),
+        (lambda: get("ps-separate:sum_byte_per_s=1e9").price(_fabric(2, 2), _step(1)), UsageError),
         (lambda: get("hierarchical").price(fabric_of(w.cluster_of(2, 2), [0, 1, 2]), _step(1)), UsageError),
         (lambda: get("in-network").price(fabric_of(load_cluster("tpu-v3-pod")), _step(1)), UsageError),
         (lambda: Variable("a", -1), JobError),
