@@ -169,7 +169,8 @@ def plan_for(task: PlanTask, backends: Sequence[Backend]) -> Plan:
     """The fastest plan for some frameworks, each in the job's precision or, where that was left open, in its own.
 
     A framework's own is no faster than the job's. So a plan in it is made only where the framework is the fastest
-    without pipelines, in both, and by more than plans that count as about as fast.
+    without pipelines, in both, and by more than plans that count as about as fast. The free choice comes last: what it
+    finds is known to later searches, and would count as the framework's.
 
     Raises:
         InfeasibleError: as of `_for_backends`, in the job's precision.

@@ -144,6 +144,20 @@ def test_a_search_that_begins_with_a_decision_is_no_slower() -> None:
     assert begun.certificate.bound_s <= known.simulated_s
 
 
+@pytest.mark.parametrize("recompute", ["auto", "always"])
+def test_with_a_limit_faster_plans_are_found_and_no_slower_one_counts_as_such(recompute: str) -> None:
+    machine, job = cluster((4,), (1e4,)), Job(global_batch=16, precision="fp32", recompute=recompute)
+    best = search(PLAIN, machine, job, simulated_s=played_s).best
+    assert best.simulated_s is not None
+    ample, tight = (
+        search(PLAIN, machine, job, simulated_s=played_s, limit_s=factor * best.simulated_s) for factor in (1.01, 0.99)
+    )
+    assert ample.best.simulated_s == best.simulated_s
+    assert tight.best.simulated_s is not None
+    assert tight.best.simulated_s >= best.simulated_s
+    assert tight.certificate.bound_s <= 0.99 * best.simulated_s
+
+
 @pytest.mark.parametrize("devices", [3, 4])
 def test_a_search_beside_a_known_plan_bounds_all_plans_and_shows_no_trivial_ones(devices: int) -> None:
     machine, job = cluster((devices,), (1e4,)), Job(12, precision="fp32", micro_batches=(1,), schedules=("1f1b",))
