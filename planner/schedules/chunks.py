@@ -101,6 +101,12 @@ class Interleaved(ChunkedSchedule):
         enough = 4 * self._group(pipeline.stages // self.chunks)
         return Pipeline(pipeline.replicas, min(pipeline.micro_batches, enough))
 
+    def kept_of_each(self, pipeline: Pipeline) -> tuple[float, ...]:
+        """After the forwards that come before the first backward, of which the last chunk has run the fewest."""
+        workers = pipeline.stages // self.chunks
+        size = min(self._group(workers), pipeline.micro_batches)
+        return tuple(float(min(2 * (workers - r - 1) + 1, size)) for r in range(workers))
+
     def _group(self, workers: int) -> int:
         """Micro-batches of a group."""
         return self.group or workers

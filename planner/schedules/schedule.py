@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from abc import abstractmethod
 from collections.abc import Hashable, Iterable, Sequence
 from functools import lru_cache
@@ -289,6 +290,17 @@ class Schedule(Protocol):
             return tuple(held.total for held in self.peaks(pipeline))
         kept = self.by_place(self.facts.kept, pipeline, self.workers(single(pipeline)))
         return tuple(units for units in kept for _ in range(pipeline.replicas[0]))
+
+    def kept_of_each(self, pipeline: Pipeline) -> tuple[float, ...]:
+        """For each worker, units that it keeps of each of its stages at the least, averaged over some moments.
+
+        The worker's peak of activation bytes is no less than this many times one unit of all its stages together. 0
+        where backwards are split or a worker keeps activations of others.
+        """
+        return tuple(
+            0.0 if held.splits or held.guests else float(held.units.mean(axis=0).min(initial=math.inf))
+            for held in self.peaks(pipeline)
+        )
 
     def rhythm(self, pipeline: Pipeline) -> int:
         """Micro-batches after which the order repeats; fewer than an iteration's if it updates more often."""

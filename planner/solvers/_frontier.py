@@ -357,7 +357,7 @@ class Frontier:
             if used // copies >= fewest_stages * options[0]
             if used // copies <= widest or batches % (2 * copies) or 2 * copies > used
         }
-        work_s, alone = compute_s(costs), Ranges(costs, alone=True)
+        work_s, alone = compute_s(costs), Ranges(costs, by_block=np.diagonal)
         least_s = {zero: work_s if self._any_fits(costs, alone, zero) else math.inf for zero in set(job.zero)}
         groups = []
         for copies, width in sorted(slices):

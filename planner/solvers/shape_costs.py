@@ -17,10 +17,14 @@ from planner.hardware.collectives import send_terms
 from planner.hardware.types import Cluster
 from planner.play import Transfers
 from planner.schedules import Pipeline, Schedule
+from planner.space.configuration import KEEP_ALL
 from planner.space.cuts import stage_starts
 from planner.space.jobs import overlap_of, precision_of
-from planner.space.ranges import Ranges
+from planner.space.ranges import Ranges, least_added
 from planner.space.types import BlockCosts, Job
+
+_ROUNDING = 1e-9
+"""Relative slack for rounding where bounds count bytes."""
 
 MEMORY_TOLERANCE = 1.5
 """Factor by which the least memory of equal stages may exceed the device's: unequal stages may still fit."""
@@ -77,6 +81,18 @@ class Outline:
         return np.array(self.schedule.held(self.pipeline), float)
 
     @functools.cached_property
+    def kept_of_each(self) -> np.ndarray:
+        """float64 [workers], `Schedule.kept_of_each`, descending; 0 where stages are recomputed as a whole."""
+        if self.schedule.recomputed_stages(self.pipeline):
+            return np.zeros(len(self.hosted))
+        return -np.sort(-np.array(self.schedule.kept_of_each(self.pipeline)))
+
+    @functools.cached_property
+    def keeping(self) -> tuple[bytes, float, int, float]:
+        """What `ShapeCosts.least_work_s` takes from an outline; equal for all numbers of chunks of `interleaved`."""
+        return self.kept_of_each.tobytes(), float(self.versions.min(initial=0.0)), self.holders, self.passes
+
+    @functools.cached_property
     def versions(self) -> np.ndarray:
         """float64 [workers], most versions and buffers of a weight that a worker keeps."""
         copies = np.array(self.schedule.weight_versions(self.pipeline), float) + self.schedule.weight_buffers
@@ -97,10 +113,16 @@ class ShapeCosts:
         self.work_s, self._largest_block_s = float(both_s.sum()), float(both_s.max())
         self._block_s = np.add.reduceat(both_s, np.flatnonzero(stage_starts(shardings[0], job)[:-1])).tolist()
         self._uneven_cache: dict[int, float] = {}
+        self._least_cache: dict[tuple[object, ...], float] = {}
+        self._even_cache: dict[tuple[Outline, int, int], float] = {}
         self._forward_before_s = np.concatenate([[0.0], np.cumsum(forward_s)])
         self._backward_before_s = np.concatenate([[0.0], np.cumsum(backward_s)])
         self._forward_share = float(forward_s.sum()) / max(float((forward_s + backward_s).sum()), 1e-300)
         self._elements = min(float(costs.parameter_elements.sum()) for costs in shardings)
+        self._once = min(
+            float(c.parameter_elements.sum()) - sum(tie.elements * (len(tie.blocks) - 1) for tie in c.ties)
+            for c in shardings
+        )
         self._exchanged = min(float(costs.exchanged_elements.sum()) for costs in shardings)
         self._exchanged_once = min(
             float(c.exchanged_elements.sum()) - sum(tie.shard_elements * (len(tie.blocks) - 1) for tie in c.ties)
@@ -112,6 +134,7 @@ class ShapeCosts:
         self._precision, self._overlap = precision_of(job, cluster), overlap_of(job, cluster)
         self._state_bytes = optimizer_state_bytes(job.optimizer, self._precision)
         self._hulls = {split: _hull(shardings, job, split=split) for split in (False, True)}
+        self._kept_before = _most_kept(shardings)
         workspace = min(float(costs.workspace_bytes.max()) for costs in shardings)
         self._room_bytes = cluster.largest_bytes - workspace
         self._exchange_cache: dict[tuple[int, int, int, bool], tuple[float, float, float]] = {}
@@ -122,11 +145,57 @@ class ShapeCosts:
         """Blocks of the chain."""
         return len(self._forward_before_s) - 1
 
-    def bound_s(self, outline: Outline, beside_s: float, pass_exchange_s: float) -> float:
-        """Lower bound on the iteration time for any cut, in seconds; `beside_s` is the sum of `ramp_s` and `tail_s`."""
-        work_s = with_exchange_s(self.work_s, pass_exchange_s, self._overlap)
+    def bound_s(self, outline: Outline, beside_s: float, pass_exchange_s: float, work_s: float) -> float:
+        """Lower bound on the iteration time for any cut, in seconds.
+
+        Args:
+            outline: the schedule on its pipeline.
+            beside_s: the sum of `ramp_s` and `tail_s`.
+            pass_exchange_s: see there.
+            work_s: least seconds of one micro-batch in all blocks.
+        """
+        work_s = with_exchange_s(work_s, pass_exchange_s, self._overlap)
         mean_s = beside_s + outline.passes * work_s / len(outline.hosted)
         return max(mean_s, outline.passes * self._largest_block_s / outline.holders)
+
+    def least_work_s(self, outline: Outline, replicas: int, zero: int, cutoff_s: float) -> float:
+        """Least seconds of one micro-batch in all blocks, of any cut that fits in memory and takes less than a cutoff.
+
+        Infinite if there is none. The workers' memory holds the state of all blocks, and of the activations what
+        `Schedule.kept_of_each` says; a worker that may take only so long keeps only so many. So that blocks keep as
+        much as possible, the state lies where activations are kept longest. O(workers), remembered.
+        """
+        key = outline.keeping, replicas, zero, cutoff_s
+        if key not in self._least_cache:
+            self._least_cache[key] = self._least_work_s(outline, replicas, zero, cutoff_s)
+        return self._least_cache[key]
+
+    def _least_work_s(self, outline: Outline, replicas: int, zero: int, cutoff_s: float) -> float:
+        kept, room_bytes = outline.kept_of_each, self._cluster.largest_bytes * (1 + _ROUNDING)
+        longest_s = cutoff_s * outline.holders / outline.passes
+        own_bytes = float(np.interp(longest_s, *self._kept_before)) if math.isfinite(cutoff_s) else math.inf
+        with np.errstate(invalid="ignore"):
+            most_bytes = np.minimum(np.where(kept > 0, kept * own_bytes, 0.0), room_bytes)
+        state_bytes = outline.holders * self._state_of_all(outline.keeping[1], replicas, zero)
+        taken_bytes = state_bytes - (room_bytes * len(kept) - float(most_bytes.sum()))
+        if taken_bytes > most_bytes.sum():
+            return math.inf
+        if not kept[-1]:
+            return self.work_s
+        if taken_bytes > 0:
+            most_bytes = most_bytes - np.clip(taken_bytes - (np.cumsum(most_bytes) - most_bytes), 0.0, most_bytes)
+        bytes_by_point, s_by_point = self._hulls[False]
+        kept_bytes = float((most_bytes / kept).sum()) / outline.holders * (1 + _ROUNDING)
+        if kept_bytes < bytes_by_point[0]:
+            return math.inf
+        return max(self.work_s, float(np.interp(kept_bytes, bytes_by_point, s_by_point)))
+
+    def _state_of_all(self, versions: float, replicas: int, zero: int) -> float:
+        """Least bytes of weights, gradients and optimizer state of all blocks."""
+        shard = self._exchanged_once / replicas
+        weights, gradients, states = (self._once if group is None else shard for group in recipe_of(zero).held)
+        held = self._precision.held_weight_bytes * versions * weights
+        return held + self._precision.held_gradient_bytes * gradients + self._state_bytes * states
 
     def pass_exchange_s(self, replicas: int, zero: int) -> float:
         """Lower bound on the exchanges of a micro-batch in the passes through all blocks, hidden or not."""
@@ -158,10 +227,8 @@ class ShapeCosts:
             self._nearby_cache[key] = phase_s(self._cluster, recipe_of(zero), phase, ranks, self._precision, elements)
         return self._nearby_cache[key]
 
-    def even_s(self, outline: Outline, replicas: int, zero: int) -> tuple[float, bool]:
+    def _even_s(self, outline: Outline, replicas: int, zero: int) -> float:
         """Seconds that the slowest worker works and idles, without transfers; infinite if equal stages cannot fit.
-
-        And whether more memory would make no difference.
 
         Args:
             outline: the schedule on its pipeline.
@@ -170,13 +237,12 @@ class ShapeCosts:
         """
         work_s = self._fitting_s(outline, replicas, zero)
         if math.isinf(work_s):
-            return work_s, False
+            return work_s
         schedule, pipeline = outline.schedule, outline.pipeline
-        ample = work_s == self._hulls[schedule.split_backward][1][-1]
         work_s *= self._unevenness(len(outline.hosted))
         each_s = work_s / pipeline.stages
         idle_s = schedule.idle_s(pipeline, self._forward_share * each_s, (1 - self._forward_share) * each_s)
-        return outline.passes * work_s / len(outline.hosted) + idle_s, ample
+        return outline.passes * work_s / len(outline.hosted) + idle_s
 
     def _unevenness(self, workers: int) -> float:
         """Work of the slowest worker over that of the mean one, in the most even cut into so many parts; at least 1.
@@ -187,8 +253,19 @@ class ShapeCosts:
             self._uneven_cache[workers] = slowest_part(self._block_s, workers) * workers / max(self.work_s, 1e-300)
         return self._uneven_cache[workers]
 
-    def estimate_s(self, outline: Outline, even_s: float, copies: int, zero: int, *, adjacent: bool) -> float:
-        """Estimated iteration time of equal stages: `even_s` with transfers and gradient exchange."""
+    def estimate_s(self, outline: Outline, copies: int, zero: int, *, adjacent: bool) -> float:
+        """Estimated iteration time of equal stages, with transfers and gradient exchange; infinite if they cannot fit.
+
+        Args:
+            outline: the schedule on its pipeline.
+            copies: copies of the pipeline.
+            zero: ZeRO stage.
+            adjacent: the copies of a worker are neighbours.
+        """
+        key = outline, copies, zero
+        if key not in self._even_cache:
+            self._even_cache[key] = self._even_s(outline, copies * outline.holders, zero)
+        even_s = self._even_cache[key]
         if math.isinf(even_s):
             return even_s
         workers = len(outline.hosted)
@@ -290,16 +367,16 @@ def slowest_part(seconds: Sequence[float], parts: int) -> float:
 def _hull(shardings: Sequence[BlockCosts], job: Job, *, split: bool) -> tuple[np.ndarray, np.ndarray]:
     """(bytes kept of a micro-batch by all blocks, ascending; least seconds of all blocks that keep no more).
 
-    Every block picks its sharding and its recomputation independently of the others. With `split` a micro-batch may
-    keep as little as between the halves of its backward.
+    Every block picks its device type, its sharding and its recomputation independently of the others, and counts with
+    what it adds to a stage at the least. With `split` a micro-batch may keep as little as between the halves of its
+    backward.
     """
     options = []
     for costs in shardings:
-        both_s, ranges = (costs.forward_s + costs.backward_s).mean(axis=0), Ranges(costs, alone=True)
-        for choice in ranges.ways(job.recompute, whole_stages=job.whole_stages):
-            repeat_s = choice.repeat_s.mean(axis=0)
-            lean_bytes = np.minimum(choice.saved_bytes, ranges.saved_bytes)
-            kept_bytes = np.where(repeat_s > 0, lean_bytes, ranges.saved_bytes)
+        both_s, ranges = (costs.forward_s + costs.backward_s).min(axis=0), Ranges(costs, by_block=least_added)
+        ways = ranges.ways(job.recompute, whole_stages=job.whole_stages)
+        for choice in (*ways, *([ranges.way(KEEP_ALL)] if any(way.choice.layers for way in ways) else [])):
+            repeat_s, kept_bytes = choice.repeat_s.min(axis=0), np.minimum(choice.saved_bytes, ranges.saved_bytes)
             if split and costs.waiting_bytes is not None:
                 kept_bytes = np.minimum(kept_bytes, costs.waiting_bytes)
             options.append((kept_bytes, both_s + repeat_s))
@@ -316,6 +393,20 @@ def _hull(shardings: Sequence[BlockCosts], job: Job, *, split: bool) -> tuple[np
         least_bytes + np.concatenate([[0.0], np.cumsum([step[1] for step in steps])]),
         least_s + np.concatenate([[0.0], np.cumsum([step[2] for step in steps])]),
     )
+
+
+def _most_kept(shardings: Sequence[BlockCosts]) -> tuple[np.ndarray, np.ndarray]:
+    """(seconds of one micro-batch, ascending; most bytes that blocks which take no longer may keep of it)."""
+    kept_bytes, both_s = (
+        np.array(column)
+        for column in zip(
+            *((np.diagonal(c.saved_bytes), (c.forward_s + c.backward_s).min(axis=0)) for c in shardings), strict=True
+        )
+    )
+    ratio, most_bytes = (kept_bytes / np.maximum(both_s, 1e-300)).max(axis=0), kept_bytes.max(axis=0)
+    order = np.argsort(-ratio)
+    seconds = np.divide(most_bytes, ratio, out=np.zeros_like(ratio), where=ratio > 0)[order]
+    return np.concatenate([[0.0], np.cumsum(seconds)]), np.concatenate([[0.0], np.cumsum(most_bytes[order])])
 
 
 def _lower_hull(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -18,7 +18,7 @@ from planner.hardware.types import Cluster
 from planner.schedules import get
 from planner.solvers._candidates import SAME, Candidates, comparable
 from planner.solvers.shape_cuts import TINY_CHAIN, Cut, Cutter, enumerable, next_start
-from planner.solvers.shapes import MAX_ACTIONS, SchedulesFor, Shape, Shapes
+from planner.solvers.shapes import MAX_ACTIONS, SchedulesFor, Shape, Shapes, least_estimate_s
 from planner.solvers.stage_options import StageOptions, stage_options
 from planner.space import Timed, evaluate
 from planner.space.configuration import Configuration, StageChoice
@@ -230,8 +230,7 @@ class ShapeSearch:
 
     def estimate_s(self, groups: Iterable[Sequence[BlockCosts]]) -> float:
         """Least estimated seconds of a shape, over shardings that stages of one pipeline may mix; infinite if none."""
-        best_s = self._candidates.best_s
-        return min((shape.estimate_s for group in groups for shape in self._shapes.of(group, best_s)), default=math.inf)
+        return least_estimate_s(shape for group in groups for shape in self._shapes.of(group, self._candidates.best_s))
 
     def error(self, largest: int) -> InfeasibleError:
         """The error to raise if no shape fits: what the nearest configuration lacks.
@@ -269,13 +268,14 @@ class ShapeSearch:
         """Enumerate the shapes of a sharding group and queue it by its best estimate."""
         far_s = self._ideal_factor * self._shapes.ideal_s(group.costs)
         self._lower(far_s, only_bounds=False)
-        shapes = sorted(
-            self._shapes.of(group.costs, min(far_s, self._candidates.best_s)),
-            key=lambda s: (comparable(s.estimate_s), comparable(s.bound_s), s.stages, s.workers, s.adjacent),
-        )
+        shapes = list(self._shapes.of(group.costs, min(far_s, self._candidates.best_s)))
+        if group.key is None:  # else shapes are only bounded
+            shapes.sort(
+                key=lambda s: (comparable(s.estimate_s), comparable(s.bound_s), s.stages, s.workers, s.adjacent)
+            )
         if shapes:
             self.shapes_seen += len(shapes)
-            heapq.heappush(heap, (comparable(shapes[0].estimate_s), next(self._counter), group, shapes))
+            heapq.heappush(heap, (comparable(least_estimate_s(shapes)), next(self._counter), group, shapes))
 
     def _expand(self, heap: list[_Entry], group: ShardingGroup, refined: Refinement) -> None:
         """Replace a floor by the closer floors and the priced shardings that it stands for."""

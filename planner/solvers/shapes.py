@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,10 +20,9 @@ import numpy as np
 from planner.hardware.types import Cluster
 from planner.play import Transfers
 from planner.schedules import Pipeline, Schedule, get
-from planner.solvers.shape_costs import Outline, ShapeCosts, with_exchange_s
+from planner.solvers.shape_costs import Outline, ShapeCosts
 from planner.space.configuration import RecomputeChoice
 from planner.space.cuts import divisors
-from planner.space.jobs import overlap_of
 from planner.space.recompute_choices import is_allowed
 from planner.space.types import BlockCosts, Job
 
@@ -53,56 +52,87 @@ def _has_closed_form(schedule: Schedule) -> bool:
     return schedule.closed_form and not schedule.recomputed_stages(Pipeline((1, 1), 2))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Shape:
     """A configuration without its stages; see the module.
 
     Attributes:
-        schedule: with its options.
-        shardings: costs of the chain, one per sharding that a stage may pick.
-        stages, workers: of one copy.
+        costs: of the chain, with one sharding or more that a stage may pick.
+        outline: the schedule with its options on one copy of the pipeline.
         copies: copies of the pipeline.
-        micro_batches: of one copy.
         zero: ZeRO stage.
         adjacent: the copies of a worker are neighbours.
-        passes: passes through each block that the mean worker runs in an iteration.
-        beside_s: lower bound on the mean worker's time apart from these passes: ramp, transfers, exchange.
+        beside_s: lower bound on the mean worker's time apart from its passes through blocks: ramp, transfers, exchange.
         pass_exchange_s: lower bound on the exchanges in the passes of one micro-batch through all blocks (ZeRO-2, 3).
-        overlap: fraction of the passes behind which they hide.
-        bound_s: lower bound on the iteration time of any configuration of the shape.
-        estimate_s: estimated iteration time with the recomputation that memory requires, idle time and gradient
-            exchange; infinite if even equal stages need far more memory than there is.
+        bound_s: lower bound on the iteration time of any configuration of the shape that is faster than the cutoff with
+            which it was enumerated; no more than that.
     """
 
-    schedule: Schedule
-    shardings: tuple[BlockCosts, ...]
-    stages: int
-    workers: int
+    costs: ShapeCosts
+    outline: Outline
     copies: int
-    micro_batches: int
     zero: int
     adjacent: bool
-    passes: float
     beside_s: float
     pass_exchange_s: float
-    overlap: float
     bound_s: float
-    estimate_s: float
+
+    @property
+    def schedule(self) -> Schedule:
+        """With its options."""
+        return self.outline.schedule
 
     @property
     def pipeline(self) -> Pipeline:
         """One copy of the pipeline."""
-        return Pipeline((1,) * self.stages, self.micro_batches)
+        return self.outline.pipeline
+
+    @property
+    def shardings(self) -> tuple[BlockCosts, ...]:
+        """Costs of the chain, one per sharding that a stage may pick."""
+        return self.costs.shardings
+
+    @property
+    def stages(self) -> int:
+        """Of one copy."""
+        return self.outline.pipeline.stages
+
+    @property
+    def workers(self) -> int:
+        """Of one copy."""
+        return len(self.outline.hosted)
+
+    @property
+    def micro_batches(self) -> int:
+        """Of one copy."""
+        return self.outline.pipeline.micro_batches
+
+    @functools.cached_property
+    def estimate_s(self) -> float:
+        """Estimated iteration time with the recomputation that memory requires, idle time and gradient exchange.
+
+        Infinite if even equal stages need far more memory than there is.
+        """
+        return max(self.bound_s, self.costs.estimate_s(self.outline, self.copies, self.zero, adjacent=self.adjacent))
 
     def bound_with_work_s(self, work_s: float) -> float:
         """The bound for configurations in which one micro-batch takes `work_s` seconds through all blocks."""
-        busy_s = with_exchange_s(work_s, self.pass_exchange_s, self.overlap)
-        return max(self.bound_s, self.beside_s + self.passes * busy_s)
+        return max(self.bound_s, self.costs.bound_s(self.outline, self.beside_s, self.pass_exchange_s, work_s))
 
     @property
     def repeats(self) -> bool:
         """True if the schedule's orders have recompute actions."""
         return bool(self.schedule.recomputed_stages(self.pipeline))
+
+
+def least_estimate_s(shapes: Iterable[Shape]) -> float:
+    """The least estimate of some shapes, without that of shapes whose bound is no better; infinite if there is none."""
+    least_s = math.inf
+    for shape in sorted(shapes, key=lambda shape: shape.bound_s):
+        if shape.bound_s >= least_s:
+            break
+        least_s = min(least_s, shape.estimate_s)
+    return least_s
 
 
 class Shapes:
@@ -116,9 +146,8 @@ class Shapes:
 
     def __init__(self, cluster: Cluster, job: Job, schedule_of: SchedulesFor) -> None:
         self._cluster, self._job, self._schedule_of = cluster, job, schedule_of
-        self._overlap = overlap_of(job, cluster)
         self._devices = job.devices_of(cluster)
-        self._pipelines = functools.cache(lambda *size: list(self._pipelines_of(*size)))
+        self._outlines_of_size = functools.cache(lambda *size: list(self._pipelines_of(*size)))
         self._outlines: dict[tuple[str, Pipeline], Outline] = {}
 
     def of(self, shardings: Sequence[BlockCosts], cutoff_s: float) -> Iterator[Shape]:
@@ -179,32 +208,25 @@ class Shapes:
         allowed_zeros = self._job.structure.zero_in_pipelines or self._job.zero
         zeros = [zero for zero in self._job.zero if zero in allowed_zeros]
         inner_replicas = any(sharding.inner_replicas for sharding in costs.shardings)
-        for schedule, stages in self._pipelines(workers, count, costs.blocks):
-            outline = self._outline(schedule, Pipeline((1,) * stages, count))
+        for outline in self._outlines_of_size(workers, count, costs.blocks):
             replicas = copies * outline.holders
             if self._job.data_parallel and replicas not in self._job.data_parallel:
                 continue
-            ramp_s, even_s, ample = costs.ramp_s(outline), math.inf, False
+            ramp_s = costs.ramp_s(outline)
             for zero in sorted(zeros)[: None if replicas > 1 or inner_replicas else 1]:
-                beside_s, exchange_s = (
-                    ramp_s + costs.tail_s(outline, copies, zero),
-                    costs.pass_exchange_s(replicas, zero),
-                )
-                bound_s = costs.bound_s(outline, beside_s, exchange_s)
+                beside_s = ramp_s + costs.tail_s(outline, copies, zero)
+                exchange_s = costs.pass_exchange_s(replicas, zero)
+                if costs.bound_s(outline, beside_s, exchange_s, costs.work_s) >= cutoff_s:
+                    continue
+                work_s = costs.least_work_s(outline, replicas, zero, cutoff_s)
+                bound_s = costs.bound_s(outline, beside_s, exchange_s, work_s)
                 if bound_s >= cutoff_s:
                     continue
-                if not ample:  # else higher stages would not be faster
-                    even_s, ample = costs.even_s(outline, replicas, zero)
                 for adjacent in (True, False) if copies > 1 else (False,):
-                    estimate_s = costs.estimate_s(outline, even_s, copies, zero, adjacent=adjacent)
-                    yield Shape(
-                        schedule, costs.shardings, stages, workers, copies, count, zero, adjacent,
-                        outline.passes / len(outline.hosted), beside_s, exchange_s, self._overlap, bound_s,
-                        max(bound_s, estimate_s),
-                    )  # fmt: skip
+                    yield Shape(costs, outline, copies, zero, adjacent, beside_s, exchange_s, bound_s)
 
-    def _pipelines_of(self, workers: int, count: int, blocks: int) -> Iterator[tuple[Schedule, int]]:
-        """(schedule with its options, number of stages) pairs that fit this many workers and micro-batches."""
+    def _pipelines_of(self, workers: int, count: int, blocks: int) -> Iterator[Outline]:
+        """Schedules with their options on pipelines that fit this many workers and micro-batches."""
         job = self._job
         max_stages = min(blocks, job.max_stages or blocks)
         for name, schedule in zip(job.schedules, self._schedules(), strict=True):
@@ -215,7 +237,7 @@ class Shapes:
                     and schedule.fixed.stages <= max_stages
                     and self._recomputes_as_allowed(schedule, schedule.fixed)
                 ):
-                    yield schedule, schedule.fixed.stages
+                    yield self._outline(schedule, Pipeline((1,) * schedule.fixed.stages, count))
                 continue
             if workers < 2:
                 continue
@@ -225,7 +247,7 @@ class Shapes:
                     fits = stages <= max_stages and 2 * stages * count <= MAX_ACTIONS
                     pipeline = Pipeline((1,) * stages, count)
                     if fits and not variant.supports(pipeline) and self._recomputes_as_allowed(variant, pipeline):
-                        yield variant, stages
+                        yield self._outline(variant, pipeline)
 
     def _recomputes_as_allowed(self, schedule: Schedule, pipeline: Pipeline) -> bool:
         """True unless the schedule's own recompute actions contradict what the job allows."""

@@ -76,7 +76,8 @@ class Ranges:
 
     Args:
         costs: costs of the blocks.
-        alone: only of stages of one block, [.., n] everywhere.
+        by_block: of blocks instead, [.., n] everywhere: `np.diagonal` for stages of one block, `least_added` for what
+            a block adds to any stage at the least.
 
     Attributes:
         forward_s, backward_s: seconds of all blocks, without recomputation.
@@ -91,11 +92,11 @@ class Ranges:
         exchanged: number of blocks that exchange elements in a pass (ZeRO-2 and 3), and of these elements.
     """
 
-    def __init__(self, costs: BlockCosts, *, alone: bool = False) -> None:
-        self._costs, self._alone = costs, alone
-        self._sums: _Table = np.asarray if alone else range_sums
-        self._maxima: _Table = np.asarray if alone else range_maxima
-        self._table: _Table = np.diagonal if alone else np.asarray
+    def __init__(self, costs: BlockCosts, *, by_block: _Table | None = None) -> None:
+        self._costs, self._alone = costs, by_block is not None
+        self._sums: _Table = np.asarray if self._alone else range_sums
+        self._maxima: _Table = np.asarray if self._alone else range_maxima
+        self._table: _Table = by_block or np.asarray
         self._ways: dict[tuple[RecomputeChoice, bool], StageWay] = {}
         self.forward_s, self.backward_s = self._sums(costs.forward_s), self._sums(costs.backward_s)
         block_sums = self._sums(costs.parameter_elements)
@@ -397,6 +398,16 @@ def _by_last(table: np.ndarray) -> np.ndarray:
 def first_true(holds: np.ndarray) -> np.ndarray:
     """Index of the first true along the last axis; the axis length if there is none."""
     return np.asarray(np.where(holds.any(axis=-1), holds.argmax(axis=-1), holds.shape[-1]))
+
+
+def least_added(table: np.ndarray) -> np.ndarray:
+    """[n, n] over blocks i..j to [n]: what a block adds at the least to any stage that it ends, never below zero.
+
+    The sum over the blocks of a stage is no more than its entry, also where blocks share what they keep.
+    """
+    before = np.pad(table, ((0, 0), (1, 0)))[:, :-1]
+    stages = np.where(np.tri(len(table), dtype=bool).T, table - before, math.inf)
+    return np.asarray(np.maximum(stages.min(axis=0), 0.0))
 
 
 def range_maxima(values: np.ndarray) -> np.ndarray:
