@@ -173,7 +173,7 @@ class Cutter:
     @property
     def bound_s(self) -> float:
         """Lower bound on the iteration time of any cut, in seconds."""
-        return self._shape.bound_with_work_s(self._options.work_each_s)
+        return self._shape.bound_below_s(math.inf, self._options.work_each_s)
 
     def cuts(self, cutoff_s: float) -> list[Cut]:
         """Cuts worth judging, most promising first: all if they are few, else the best found by local search.

@@ -12,13 +12,14 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from planner.errors import InfeasibleError, JobError
 from planner.hardware.types import Cluster
 from planner.schedules import get
 from planner.solvers._candidates import SAME, Candidates, comparable
 from planner.solvers.shape_cuts import TINY_CHAIN, Cut, Cutter, enumerable, next_start
-from planner.solvers.shapes import MAX_ACTIONS, SchedulesFor, Shape, Shapes, least_estimate_s
+from planner.solvers.shapes import MAX_ACTIONS, SchedulesFor, Shape, Shapes, least
 from planner.solvers.stage_options import StageOptions, stage_options
 from planner.space import Timed, evaluate
 from planner.space.configuration import Configuration, StageChoice
@@ -230,7 +231,8 @@ class ShapeSearch:
 
     def estimate_s(self, groups: Iterable[Sequence[BlockCosts]]) -> float:
         """Least estimated seconds of a shape, over shardings that stages of one pipeline may mix; infinite if none."""
-        return least_estimate_s(shape for group in groups for shape in self._shapes.of(group, self._candidates.best_s))
+        shapes = (shape for group in groups for shape in self._shapes.of(group, self._candidates.best_s))
+        return least(shapes, attrgetter("estimate_s"))
 
     def error(self, largest: int) -> InfeasibleError:
         """The error to raise if no shape fits: what the nearest configuration lacks.
@@ -275,7 +277,9 @@ class ShapeSearch:
             )
         if shapes:
             self.shapes_seen += len(shapes)
-            heapq.heappush(heap, (comparable(least_estimate_s(shapes)), next(self._counter), group, shapes))
+            heapq.heappush(
+                heap, (comparable(least(shapes, attrgetter("estimate_s"))), next(self._counter), group, shapes)
+            )
 
     def _expand(self, heap: list[_Entry], group: ShardingGroup, refined: Refinement) -> None:
         """Replace a floor by the closer floors and the priced shardings that it stands for."""
@@ -287,22 +291,21 @@ class ShapeSearch:
 
     def _bound(self, shapes: Sequence[Shape], *, only_bounds: bool) -> None:
         """Lower the search's bound to the least bound of some shapes."""
-        if shapes:
-            self._lower(min(shape.bound_s for shape in shapes), only_bounds=only_bounds)
+        best_s = self._candidates.best_s
+        self._lower(least(shapes, lambda shape: shape.closest_bound_s(best_s)), only_bounds=only_bounds)
 
     def _solve(self, group: ShardingGroup, shapes: Sequence[Shape], *, any_plan: bool) -> None:
         """Cut the most promising shapes of a sharding group and bound the others."""
         self._groups_solved += 1
         self._groups_by_sharding |= {(costs.micro_batch, costs.sharding): group.costs for costs in group.costs}
-        left_out_s, cut, reached = math.inf, 0, dict[tuple[object, ...], list[tuple[Shape, float]]]()
+        left_out, cut, reached = list[Shape](), 0, dict[tuple[object, ...], list[tuple[Shape, float]]]()
         options_of = functools.cache(
             lambda whole_stages: stage_options(group.costs, dataclasses.replace(self._job, whole_stages=whole_stages))
         )
         for shape in shapes:
             options = options_of(self._job.whole_stages or shape.repeats)
-            if shape.bound_with_work_s(options.work_each_s) >= self._candidates.best_s or (
-                any_plan and self._candidates
-            ):
+            best_s = self._candidates.best_s
+            if shape.bound_below_s(best_s, options.work_each_s) >= best_s or (any_plan and self._candidates):
                 continue
             enumerated = enumerable(shape, options, self._job)
             variants = reached.setdefault((shape.schedule.name, shape.workers, shape.copies), [])
@@ -314,8 +317,8 @@ class ShapeSearch:
             if (
                 not enumerated or shape.zero > 1
             ):  # Bytes of gathered weights are an estimate, so a cut left out may fit.
-                left_out_s = min(left_out_s, shape.bound_s)
-        self._lower(left_out_s, only_bounds=False)
+                left_out.append(shape)
+        self._bound(left_out, only_bounds=False)
         if group.floor is not None:
             self._bound(list(self._shapes.of((group.floor,), self._candidates.best_s)), only_bounds=True)
 

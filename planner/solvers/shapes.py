@@ -35,6 +35,9 @@ def schedules_with(schedule: Schedule | None) -> SchedulesFor:
     return lambda name: schedule if schedule is not None and schedule.name == name else get(name)
 
 
+HALVINGS = 5
+"""Halvings of the distance between a bound and a cutoff in which a closer bound is sought."""
+
 MAX_ACTIONS = 1_000_000
 """Forwards and backwards of one copy in an iteration that a shape may have, since all of them are simulated."""
 
@@ -115,9 +118,28 @@ class Shape:
         """
         return max(self.bound_s, self.costs.estimate_s(self.outline, self.copies, self.zero, adjacent=self.adjacent))
 
-    def bound_with_work_s(self, work_s: float) -> float:
-        """The bound for configurations in which one micro-batch takes `work_s` seconds through all blocks."""
-        return max(self.bound_s, self.costs.bound_s(self.outline, self.beside_s, self.pass_exchange_s, work_s))
+    def bound_below_s(self, cutoff_s: float, work_s: float = 0.0) -> float:
+        """Lower bound on the configurations that are faster than a cutoff.
+
+        Args:
+            cutoff_s: seconds.
+            work_s: least seconds of one micro-batch in all blocks, where that is known.
+        """
+        least_s = self.costs.least_work_s(self.outline, self.copies * self.outline.holders, self.zero, cutoff_s)
+        bound_s = self.costs.bound_s(self.outline, self.beside_s, self.pass_exchange_s, max(work_s, least_s))
+        return max(self.bound_s, bound_s)
+
+    def closest_bound_s(self, cutoff_s: float) -> float:
+        """The highest of the bounds on the configurations that are faster than a cutoff, to a part of its distance.
+
+        The lower the cutoff, the higher the bound: where that reaches the cutoff, no configuration is faster.
+        """
+        low_s, high_s = self.bound_below_s(cutoff_s), cutoff_s
+        for _ in range(HALVINGS if math.isfinite(cutoff_s) else 0):
+            middle_s = (low_s + high_s) / 2
+            reached = self.bound_below_s(middle_s) >= middle_s
+            low_s, high_s = (middle_s, high_s) if reached else (low_s, middle_s)
+        return low_s
 
     @property
     def repeats(self) -> bool:
@@ -125,13 +147,13 @@ class Shape:
         return bool(self.schedule.recomputed_stages(self.pipeline))
 
 
-def least_estimate_s(shapes: Iterable[Shape]) -> float:
-    """The least estimate of some shapes, without that of shapes whose bound is no better; infinite if there is none."""
+def least(shapes: Iterable[Shape], seconds: Callable[[Shape], float]) -> float:
+    """The least seconds of some shapes, which are never below their bounds; infinite if there is no shape."""
     least_s = math.inf
     for shape in sorted(shapes, key=lambda shape: shape.bound_s):
         if shape.bound_s >= least_s:
             break
-        least_s = min(least_s, shape.estimate_s)
+        least_s = min(least_s, seconds(shape))
     return least_s
 
 
