@@ -103,9 +103,9 @@ class Interleaved(ChunkedSchedule):
 
     def kept_of_each(self, pipeline: Pipeline) -> tuple[float, ...]:
         """After the forwards that come before the first backward, of which the last chunk has run the fewest."""
-        workers = pipeline.stages // self.chunks
-        size = min(self._group(workers), pipeline.micro_batches)
-        return tuple(float(min(2 * (workers - r - 1) + 1, size)) for r in range(workers))
+        workers, replicas = pipeline.stages // self.chunks, pipeline.replicas[0]
+        size = min(self._group(workers), pipeline.micro_batches // replicas)
+        return tuple(float(min(2 * (workers - r - 1) + 1, size)) for r in range(workers) for _ in range(replicas))
 
     def _group(self, workers: int) -> int:
         """Micro-batches of a group."""

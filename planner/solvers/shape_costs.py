@@ -82,15 +82,15 @@ class Outline:
 
     @functools.cached_property
     def kept_of_each(self) -> np.ndarray:
-        """float64 [workers], `Schedule.kept_of_each`, descending; 0 where stages are recomputed as a whole."""
+        """float64 [workers], `Schedule.kept_of_each` in micro-batches, descending; 0 if stages are recomputed whole."""
         if self.schedule.recomputed_stages(self.pipeline):
             return np.zeros(len(self.hosted))
-        return -np.sort(-np.array(self.schedule.kept_of_each(self.pipeline)))
+        return -np.sort(-np.array(self.schedule.kept_of_each(self.pipeline))) / self.schedule.parts
 
     @functools.cached_property
     def keeping(self) -> tuple[bytes, float, int, float]:
         """What `ShapeCosts.least_work_s` takes from an outline; equal for all numbers of chunks of `interleaved`."""
-        return self.kept_of_each.tobytes(), float(self.versions.min(initial=0.0)), self.holders, self.passes
+        return self.kept_of_each.tobytes(), float(self.versions.min()), self.holders, self.passes
 
     @functools.cached_property
     def versions(self) -> np.ndarray:

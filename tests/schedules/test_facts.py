@@ -104,6 +104,23 @@ def test_peaks_are_those_of_the_simulation(case: tuple[str, Pipeline], data: st.
         assert held.total == schedule.held(pipeline)[worker]
 
 
+@settings(deadline=None, max_examples=250)
+@given(served(), st.data())
+def test_what_is_kept_of_each_stage_is_at_most_the_peak(case: tuple[str, Pipeline], data: st.DataObject) -> None:
+    name, pipeline = case
+    schedule, unit_bytes = get(name), column(data, pipeline.stages, st.floats(0.0, 100.0))
+    placed = schedule.placement(pipeline)
+    for hosted, units, held in zip(placed, schedule.kept_of_each(pipeline), schedule.peaks(pipeline), strict=True):
+        assert units * unit_bytes[list(hosted)].sum() <= held.most(unit_bytes) * (1 + 1e-9)
+
+
+def test_what_each_worker_of_an_interleaved_pipeline_keeps_of_each_chunk() -> None:
+    """Worker r runs 2 (4 - r - 1) + 4 + 1 forwards first: 4 of the first chunk, of the last as many as are left."""
+    assert get("interleaved").kept_of_each(Pipeline((1,) * 8, 8)) == (4, 4, 3, 1)
+    assert get("gpipe").kept_of_each(Pipeline((1, 1), 3)) == (3, 3)
+    assert get("zb-h1").kept_of_each(Pipeline((1, 1), 3)) == (0, 0)
+
+
 @pytest.mark.parametrize("name", ["interleaved", "interleaved:chunks=3", "chimera", "chimera:pairs=2", "gems"])
 @pytest.mark.parametrize("micro_batches", [12, 24, 32, 36, 60])
 def test_few_micro_batches_show_what_many_keep(name: str, micro_batches: int) -> None:
