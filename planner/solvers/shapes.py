@@ -4,7 +4,7 @@ A shape is a configuration without its cut: where stages begin, which of them re
 are open. The bound holds for every cut. In a pipeline that drains, a worker waits for the forwards of all stages before
 its first one, does its share of the work, and its last gradient goes back through those stages. A worker whose first
 stage is number s waits for at least s blocks. The mean over the workers bounds the slowest worker, and the mean work
-does not depend on the cut.
+depends on the cut only by what memory leaves for activations (`ShapeCosts.least_work_s`).
 """
 
 from __future__ import annotations
