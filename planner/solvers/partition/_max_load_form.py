@@ -335,3 +335,12 @@ def canonical(problem: MaxLoadProblem, decision: MaxLoadDecision) -> MaxLoadDeci
             names[device] = next_number[kind]
             next_number[kind] += 1
     return tuple(names[d] for d in decision)
+
+
+def group_devices(form: Form, plan: MaxLoadDecision) -> np.ndarray:
+    """int64 [g] device of each group; of a group on several devices, that of its node with the most work."""
+    nodes = np.array(plan, dtype=np.int64)
+    by_work = np.argsort(form.problem.accelerator_ms, kind="stable")
+    device = np.zeros(form.groups, dtype=np.int64)
+    device[form.group_of[by_work]] = nodes[by_work]
+    return device

@@ -14,22 +14,27 @@ plan and none does any more, the fullest device is taken with two others.
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from planner.cp_sat import careful_solver, memory_units, weighted_sum
 from planner.memory import fits
 from planner.solvers.partition import PARTITION_SOLVERS, Deadline, PartitionSolver, Search
-from planner.solvers.partition._max_load_form import Form, canonical, form_of, merge_groups, reduce_form, space
+from planner.solvers.partition._max_load_form import (
+    Form,
+    canonical,
+    form_of,
+    group_devices,
+    merge_groups,
+    reduce_form,
+    space,
+)
 from planner.solvers.partition.types import NEVER
 from planner.space.partition import MaxLoadDecision, MaxLoadProblem
 
 if TYPE_CHECKING:
-    from ortools.sat.python import cp_model
+    pass
 
 
 class Loads:
@@ -200,15 +205,6 @@ def _matching(form: Form, device: np.ndarray, random: np.random.Generator) -> np
     return into
 
 
-def group_devices(form: Form, plan: MaxLoadDecision) -> np.ndarray:
-    """int64 [g] device of each group; of a group on several devices, that of its node with the most work."""
-    nodes = np.array(plan, dtype=np.int64)
-    by_work = np.argsort(form.problem.accelerator_ms, kind="stable")
-    device = np.zeros(form.groups, dtype=np.int64)
-    device[form.group_of[by_work]] = nodes[by_work]
-    return device
-
-
 def tabu(
     loads: Loads,
     movable: np.ndarray,
@@ -253,172 +249,4 @@ PARTITION_SOLVERS.register(
     PartitionSolver(
         MaxLoadProblem, solve_by_moves, turn=2, share=lambda problem: 0.0 if problem.contiguous else _SHARE
     ),
-)
-
-
-_MOST_DEVICES = 3
-"""Largest number of devices that are divided at a time."""
-_WORK = 0.15
-"""Deterministic work of CP-SAT per second of the time limit."""
-_WORK_EACH = 0.5
-"""Limit on the deterministic work of one division."""
-_LEAST_WORK = 0.01
-"""Work that every division counts at least: building its model takes time as well."""
-_TIME_BITS = 40
-_BETTER = 1 - 1e-9
-
-
-def solve_by_pairs(search: Search) -> None:
-    """Improve the best plan by dividing pairs and triples of devices; for non-contiguous problems only."""
-    problem: MaxLoadProblem = search.problem
-    search.space = space(problem)
-    if search.decision is None or problem.contiguous:
-        return
-    best, load, size, improved = search.decision, search.objective, 2, False
-    limit = search.engine_work + _WORK * search.work_s
-    while size <= _MOST_DEVICES and search.engine_work < limit and load > search.bound * (1 + 1e-9):
-        better = _divide(search, best, load, size, limit)
-        if better is None:
-            size = size + 1 if improved else _MOST_DEVICES + 1
-            continue
-        best, load, size, improved = better, problem.judge(better).objective, 2, True
-        search.offer(canonical(problem, best))
-
-
-def _divide(search: Search, best: MaxLoadDecision, load: float, size: int, limit: float) -> MaxLoadDecision | None:
-    """The first plan in which the fullest device and `size - 1` others have smaller loads; None if there is none."""
-    problem = search.problem
-    form, device = _grouping(problem, best, load, search.deadline)
-    if form.decision(device) != best:
-        return form.decision(device)
-    for free in _fullest_with_others(Loads(form, device).load, size):
-        search.deadline.check()
-        if search.engine_work >= limit:
-            return None
-        new_device, work = _solve_division(form, device, free, search.deadline)
-        search.engine_work += max(work, _LEAST_WORK)
-        improved = _accepted_plan(problem, form, device, free, new_device)
-        if improved is not None:
-            return improved
-    return None
-
-
-def _grouping(
-    problem: MaxLoadProblem, plan: MaxLoadDecision, load: float, deadline: Deadline
-) -> tuple[Form, np.ndarray]:
-    """The problem on reduced groups, and the device of each group.
-
-    If the plan splits a reduced group, the groups' devices state another plan. If that one is not better, the groups
-    stay as they were before reduction.
-    """
-    unreduced = form_of(problem)
-    form = reduce_form(unreduced, load, deadline)
-    device = group_devices(form, plan)
-    grouped_plan = form.decision(device)
-    if grouped_plan != plan:
-        verdict = problem.judge(grouped_plan)
-        if not verdict.feasible or verdict.objective >= load:
-            return unreduced, group_devices(unreduced, plan)
-    return form, device
-
-
-def _fullest_with_others(loads: np.ndarray, size: int) -> Iterator[tuple[int, ...]]:
-    """The fullest device with every choice of `size - 1` others, smallest sum of loads first."""
-    fullest = int(np.argmax(loads))
-    others = [d for d in range(len(loads)) if d != fullest]
-    for partners in sorted(itertools.combinations(others, size - 1), key=lambda p: float(loads[list(p)].sum())):
-        yield fullest, *partners
-
-
-def _accepted_plan(
-    problem: MaxLoadProblem, form: Form, device: np.ndarray, free: Sequence[int], divided: np.ndarray | None
-) -> MaxLoadDecision | None:
-    """The divided plan, if it is feasible and lowers the largest load of the free devices; else None."""
-    if divided is None:
-        return None
-    before, after = Loads(form, device).load[list(free)].max(), Loads(form, divided).load[list(free)].max()
-    plan = form.decision(divided)
-    return plan if after < before * _BETTER and problem.judge(plan).feasible else None
-
-
-def _solve_division(
-    form: Form, device: np.ndarray, free: Sequence[int], deadline: Deadline
-) -> tuple[np.ndarray | None, float]:
-    """int64 [g] devices with the groups of the free devices divided by CP-SAT (None if it fails), and its work."""
-    from ortools.sat.python import cp_model
-
-    pair = _DivisionModel(form, device, free)
-    if deadline.passed:
-        return None, 0.0
-    solver = careful_solver(_WORK_EACH, deadline.left_s)
-    status = solver.solve(pair.program)
-    work = float(solver.response_proto.deterministic_time)
-    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return None, work
-    divided = device.copy()
-    for (v, d), variable in pair.place.items():
-        if solver.value(variable):
-            divided[v] = d
-    return divided, work
-
-
-class _DivisionModel:
-    """CP-SAT model that divides the groups of some devices among them so that their largest load is least."""
-
-    def __init__(self, form: Form, device: np.ndarray, free: Sequence[int]) -> None:
-        from ortools.sat.python import cp_model
-
-        self.form, self.program = form, cp_model.CpModel()
-        self.place: dict[tuple[int, int], cp_model.IntVar] = {}
-        limit = float(Loads(form, device).load[list(free)].max())
-        self.scale = 2.0 ** (_TIME_BITS - math.frexp(max(limit, 1e-200))[1])
-        for v in np.flatnonzero(np.isin(device, free)).tolist():
-            devices = [d for d in free if d >= form.problem.accelerators or form.supported[v]]
-            for d in devices:
-                self.place[v, d] = self.program.new_bool_var(f"g{v}d{d}")
-                self.program.add_hint(self.place[v, d], bool(device[v] == d))
-            self.program.add_exactly_one([self.place[v, d] for d in devices])
-        fullest = self.program.new_int_var(0, math.ceil(limit * self.scale), "fullest")
-        for d in free:
-            placed_groups = {v: placed for (v, at), placed in self.place.items() if at == d}
-            if d < form.problem.accelerators:
-                self.program.add(self._accelerator(placed_groups) <= fullest)
-                self._within_memory(placed_groups)
-            else:
-                self.program.add(
-                    weighted_sum([(placed, self._whole(form.cpu[v])) for v, placed in placed_groups.items()]) <= fullest
-                )
-        self.program.minimize(fullest)
-
-    def _whole(self, milliseconds: float) -> int:
-        return math.floor(float(milliseconds) * self.scale)
-
-    def _accelerator(self, placed_groups: dict[int, cp_model.IntVar]) -> cp_model.LinearExprT:
-        """Load of an accelerator: work of its groups, and cost of every net that it holds in part."""
-        terms = [(placed, self._whole(self.form.acc[v])) for v, placed in placed_groups.items()]
-        for net, cost in zip(self.form.nets, self.form.cost.tolist(), strict=True):
-            pins = [placed_groups[v] for v in net if v in placed_groups]
-            if not pins:
-                continue
-            any_held = self.program.new_bool_var("part")
-            for pin in pins:
-                self.program.add_implication(pin, any_held)
-            terms.append((any_held, self._whole(cost)))
-            if len(pins) == len(net):
-                all_held = self.program.new_bool_var("whole")
-                for pin in pins:
-                    self.program.add_implication(all_held, pin)
-                terms.append((all_held, -self._whole(cost)))
-        return weighted_sum(terms)
-
-    def _within_memory(self, placed_groups: dict[int, cp_model.IntVar]) -> None:
-        if self.form.roomy:
-            return
-        sizes, room = memory_units(self.form.size, self.form.problem.memory_bytes)
-        self.program.add(weighted_sum([(placed, sizes[v]) for v, placed in placed_groups.items()]) <= room)
-
-
-PARTITION_SOLVERS.register(
-    "max-load-pairs",
-    PartitionSolver(MaxLoadProblem, solve_by_pairs, turn=4, share=lambda problem: 0.0 if problem.contiguous else 1.0),
 )
