@@ -7,9 +7,8 @@ parts below T matter, and only ideals whose remaining work fits the remaining de
 load, few ideals around the multiples of the mean remain, so that graphs with tens of thousands of ideals are quick.
 
 The program first runs on the prefixes of a few topological orders, which gives a good plan, then on all ideals, which
-improves it or proves it optimal. Two cases are left to CP-SAT: too many ideals, and loose groups, those without forward
-nodes, which no order constrains. The program leaves loose groups out and restricts nets to the other groups. No plan
-has smaller loads than that, so that the result is a lower bound if there are loose groups, and exact otherwise.
+improves it or proves it optimal. Two cases are left to CP-SAT: too many ideals, and the proof where there are loose
+groups, those without forward nodes, which no order constrains: the program merges each with its costliest neighbour.
 
 Times are rounded to multiples of 2^-50 of their total, so that all sums are exact in any order.
 """
@@ -17,7 +16,7 @@ Times are rounded to multiples of 2^-50 of their total, so that all sums are exa
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -34,49 +33,35 @@ from planner.solvers.partition._max_load_form import (
     simple_bound,
     space,
 )
-from planner.solvers.partition.max_load_moves import improve
-from planner.solvers.partition.types import NEVER, Deadline, OutOfTime
+from planner.solvers.partition.types import NEVER, Deadline
 from planner.space.partition import MaxLoadProblem
 
 _FREE = 1e-10
 """Relative difference of loads from which on a plan counts as better than another."""
 
 
-@dataclass(frozen=True, slots=True)
-class Chain:
-    """The best chain of a set of ideals.
-
-    Attributes:
-        device_of_group: accelerators in the order of the chain, then CPUs; -1 for loose groups; None if no chain is
-            below the limit.
-        load_ms: its largest load; infinite if there is none.
-        complete: whether all chains were covered (false when time ran out).
-        pairs: pairs of ideals that were priced.
-    """
-
-    device_of_group: tuple[int, ...] | None
-    load_ms: float
-    complete: bool
-    pairs: int
-
-
-def best_chain(form: Form, ideals: np.ndarray, limit_ms: float, deadline: Deadline = NEVER) -> Chain:
+def best_chain(
+    form: Form, ideals: np.ndarray, limit_ms: float, deadline: Deadline = NEVER
+) -> tuple[np.ndarray | None, float]:
     """The chain through some ideals of a form with the smallest largest load.
 
     Args:
-        form: the problem on groups.
-        ideals: uint64 [ideals, words] bit sets of its ordered groups, without repetition; the empty and the full set
-            must be among them.
+        form: the problem on groups, all of which have a forward node.
+        ideals: uint64 [ideals, words] bit sets of its groups, without repetition; the empty and the full set must be
+            among them.
         limit_ms: only chains with a smaller load count.
         deadline: when to stop.
 
+    Returns:
+        int64 [g] the device of each group, accelerators in the order of the chain, then CPUs; and the largest load, ms.
+        None and infinity if no chain is below the limit.
+
+    Raises:
+        OutOfTime: the deadline passed.
+
     Complexity: O(ideals * (ideals in a window) * (words + nets cut by an ideal)).
     """
-    search = _Search(form, limit_ms, deadline)
-    try:
-        return search.run(ideals)
-    except OutOfTime:
-        return Chain(None, math.inf, False, search.pairs)
+    return _Search(form, limit_ms, deadline).run(ideals)
 
 
 class _Search:
@@ -96,12 +81,10 @@ class _Search:
             ratio = np.where(acc > 0, acc / cpu, 0.0)
         self.ratio = float(ratio.max(initial=0.0)) if self.cpus else 0.0
         self.times = acc, cpu
-        self.pairs = 0
 
     def _load_family(self, ideals: np.ndarray) -> None:
         form, (acc, cpu) = self.form, self.times
         columns = np.column_stack([acc, cpu, form.size, (~form.supported).astype(float), np.ones(form.groups)])
-        columns[~form.ordered] = 0.0
         sums = _weigh(ideals, columns, self.deadline)
         ends = sums[:, 4].min(initial=np.inf), sums[:, 4].max(initial=0)
         sums, ideals = self._within_reach(sums, ideals)
@@ -135,8 +118,7 @@ class _Search:
     def _frontiers(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """[ideals, width] nets cut by each ideal (padded with the number of nets), their costs; [ideals] cost sums."""
         width = self.bits.shape[1]
-        ordered = [[v for v in pins if self.form.ordered[v]] for pins in self.form.nets]
-        self.pins = np.array([bit_row(pins, width) for pins in ordered], dtype=np.uint64).reshape(-1, width)
+        self.pins = np.array([bit_row(pins, width) for pins in self.form.nets], dtype=np.uint64).reshape(-1, width)
         rows, nets = [], []
         for e, pins in enumerate(self.pins):
             self.deadline.check()
@@ -159,7 +141,7 @@ class _Search:
         costs = np.append(self.cost, 0.0)[padded]
         return padded, costs, costs.sum(axis=1)
 
-    def run(self, ideals: np.ndarray) -> Chain:
+    def run(self, ideals: np.ndarray) -> tuple[np.ndarray | None, float]:
         """Fill the table, one ideal after the other in the order of accelerator time, and trace the best chain."""
         self._load_family(ideals)
         count = len(self.bits)
@@ -168,7 +150,7 @@ class _Search:
         self.parent = np.full(shape, -1, dtype=np.int32)
         self.by_cpu = np.zeros(shape, dtype=bool)
         if self.hopeless:
-            return Chain(None, math.inf, True, 0)
+            return None, math.inf
         self.value[0, 0, 0] = 0.0
         cpus, accs = np.meshgrid(np.arange(self.cpus + 1), np.arange(self.accs + 1), indexing="ij")
         room = np.asarray(self._capacity(self.accs - accs, self.cpus - cpus))
@@ -206,7 +188,6 @@ class _Search:
             load = work[possible] + self._transfers(i, targets)
             keep = load < self.limit
             self._offer(i, targets[keep], load[keep], values[:, :-1], (slice(None), slice(1, None)), False)
-            self.pairs += len(targets)
         if self.cpus:
             load = self.cpu[after] - self.cpu[i]
             keep = load < self.limit
@@ -240,13 +221,13 @@ class _Search:
         self.parent[targets[rows], c_to, a_to] = i
         self.by_cpu[targets[rows], c_to, a_to] = cpu
 
-    def _trace(self) -> Chain:
+    def _trace(self) -> tuple[np.ndarray | None, float]:
         last = len(self.bits) - 1
         best = int(np.argmin(self.value[last]))
         c, a = divmod(best, self.accs + 1)
         load = float(self.value[last, c, a])
         if not load < self.limit:
-            return Chain(None, math.inf, True, self.pairs)
+            return None, math.inf
         device = np.full(self.form.groups, -1, dtype=np.int64)
         i = last
         while i != 0:
@@ -257,7 +238,7 @@ class _Search:
             c, a = (c - 1, a) if cpu else (c, a - 1)
             device[members] = self.accs + c if cpu else a
             i = before
-        return Chain(tuple(int(d) for d in device), load / self.scale, True, self.pairs)
+        return device, load / self.scale
 
 
 def _weigh(ideals: np.ndarray, columns: np.ndarray, deadline: Deadline) -> np.ndarray:
@@ -271,9 +252,6 @@ def _weigh(ideals: np.ndarray, columns: np.ndarray, deadline: Deadline) -> np.nd
 
 
 _SHARE = 0.3
-_SETTLING_PATIENCE = 4
-_LONG = 800
-"""With more groups than this, the first plan is sought along a single order."""
 MOST_IDEALS = 400_000
 """With more ideals than this the proof is left to CP-SAT."""
 
@@ -284,65 +262,35 @@ def solve_by_ideals(search: Search) -> None:
     search.space = space(problem)
     search.offer_all((search.solver, plan) for _, plan in problem.trivial())
     prove(search, simple_bound(form_of(problem)))
-    if problem.contiguous:
-        _by_chains(search)
+    unreduced = form_of(replace(problem, contiguous=True))
+    form = glued(reduce_form(unreduced, search.objective, search.deadline))
+    lines = topological_lines(form.groups, form.arcs)
+    # All orders together may run out of time; a single one is much quicker and gives a plan at least.
+    for some_lines in (lines[:1], lines):
+        _offer_best_chain(search, form, prefix_ideals(form.groups, some_lines))
+    if search.settled:
         return
-    chained = Search(replace(problem, contiguous=True), search.deadline.left_s)
-    chained.offer(search.decision)
-    try:
-        _by_chains(chained)
-    finally:
-        search.offer(chained.decision)
-
-
-def _by_chains(search: Search) -> None:
-    """Find a plan on the prefixes of a few orders with loose groups merged, then improve it on all ideals."""
-    problem: MaxLoadProblem = search.problem
-    unreduced = form_of(problem)
-    form = reduce_form(unreduced, search.objective, search.deadline)
-    merged = merge_groups(form, glue(form))
-    lines = topological_lines(merged.groups, merged.arcs)
-    if merged.groups > _LONG:
-        # All orders together may run out of time; a single one is much quicker and gives a plan at least.
-        first = prefix_ideals(merged.groups, lines[:1])
-        _offer_chain(search, merged, best_chain(merged, first, search.objective, search.deadline))
-    prefixes = prefix_ideals(merged.groups, lines)
-    _offer_chain(search, merged, best_chain(merged, prefixes, search.objective, search.deadline))
-    if search.decision is not None and not unreduced.ordered.all():
-        # The merge fixed the loose groups; now let each move to its best device.
-        improve(search, search.decision, patience=_SETTLING_PATIENCE)
-    if not search.settled:
-        _by_all_ideals(search, reduce_form(unreduced, search.objective, search.deadline))
-
-
-def _by_all_ideals(search: Search, form: Form) -> None:
-    """Improve plan and bound on all ideals, unless there are more than `MOST_IDEALS`."""
-    search.count(groups=form.groups)
-    ideals = enumerate_ideals(form.groups, form.arcs, MOST_IDEALS, only=form.ordered, check=search.deadline.check)
+    form = glued(reduce_form(unreduced, search.objective, search.deadline))
+    ideals = enumerate_ideals(form.groups, form.arcs, MOST_IDEALS, check=search.deadline.check)
     if ideals is None:
         return
-    search.count(ideals=len(ideals))
-    chain = best_chain(form, ideals, search.objective, search.deadline)
-    search.count(pairs=chain.pairs)
-    if not chain.complete:
-        return
+    search.count(groups=form.groups, ideals=len(ideals))
     known_load = search.objective
-    has_loose = not form.ordered.all()
-    if chain.device_of_group is not None and has_loose:
-        seated = form.decision(_with_loose_groups(form, chain.device_of_group))
-        improve(search, seated, patience=_SETTLING_PATIENCE)
-    elif not has_loose:
-        _offer_chain(search, form, chain)
-    prove(search, min(chain.load_ms, known_load))
+    load_ms = _offer_best_chain(search, form, ideals)
+    if problem.contiguous and unreduced.ordered.all():
+        prove(search, min(load_ms, known_load))
 
 
-def _offer_chain(search: Search, form: Form, chain: Chain) -> None:
-    if chain.device_of_group is not None:
-        search.offer(canonical(search.problem, form.decision(chain.device_of_group)))
+def _offer_best_chain(search: Search, form: Form, ideals: np.ndarray) -> float:
+    """Offer the best chain through some ideals if it is better than the best plan; its load in ms, or infinity."""
+    device, load_ms = best_chain(form, ideals, search.objective, search.deadline)
+    if device is not None:
+        search.offer(canonical(search.problem, form.decision(device)))
+    return load_ms
 
 
-def glue(form: Form) -> np.ndarray:
-    """int64 [g] the group into which each is merged: loose groups, one by one, go to their costliest neighbour.
+def glued(form: Form) -> Form:
+    """The form with its loose groups merged, one by one, into their costliest neighbour; may exclude all best plans.
 
     The next group to merge is the one with the largest cost of nets shared with an ordered or merged neighbour.
     """
@@ -354,25 +302,13 @@ def glue(form: Form) -> np.ndarray:
                 if v in shared and u != v:
                     shared[v][u] = shared[v].get(u, 0.0) + cost
     placed = form.ordered.copy()
-    while True:
-        links = [(c, v, u) for v, costs in shared.items() if not placed[v] for u, c in costs.items() if placed[u]]
-        if not links:
-            break
-        _, v, u = min(links, key=lambda link: (-link[0], link[1], link[2]))
+    while not placed.all():
+        links = [(-c, v, u) for v, costs in shared.items() if not placed[v] for u, c in costs.items() if placed[u]]
+        # A group without links goes to the first group that is placed, or stays if there is none.
+        _, v, u = min(links, default=(0.0, int(np.argmin(placed)), int(np.argmax(placed))))
         into[v] = into[u]
         placed[v] = True
-    unreached = np.flatnonzero(~placed)
-    if len(unreached):
-        into[unreached] = into[np.flatnonzero(form.ordered)[0]] if form.ordered.any() else unreached[0]
-    return into
-
-
-def _with_loose_groups(form: Form, device_of_group: tuple[int, ...]) -> tuple[int, ...]:
-    """The devices of a chain with every loose group on the device of the neighbour that `glue` merges it into."""
-    device = np.array(device_of_group, dtype=np.int64)
-    device = device[glue(form)]
-    device[device < 0] = 0
-    return tuple(int(d) for d in device)
+    return merge_groups(form, into)
 
 
 PARTITION_SOLVERS.register(
