@@ -48,7 +48,7 @@ _TIME_BITS = 43
 _RANKED_PER_DEVICE = 2
 _WORK = 0.5
 """Deterministic work of CP-SAT per second of the time limit, minus the work it already did in earlier turns."""
-_DIVISION_WORK = 0.15
+_DIVISION_WORK = 0.3
 """The same for all divisions together."""
 _WORK_EACH = 0.5
 """Limit on the deterministic work of one division."""

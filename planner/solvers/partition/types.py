@@ -110,7 +110,6 @@ class Search:
         objective: the judge's objective of that plan; infinite without a plan.
         bound: lower bound on the objective of every plan; infinite when the problem is proven infeasible.
         solver: name of the running solver.
-        alone: true if no other solver runs.
         space: the plans that the bound covers, in words.
 
     Args:
@@ -126,7 +125,7 @@ class Search:
         self.progress = progress
         self.decision: Any = None
         self.objective, self.bound = math.inf, 0.0
-        self.solver, self.space, self.alone = "", "", False
+        self.solver, self.space = "", ""
         self._found_by = ""
         self._counts: dict[str, dict[str, int]] = {}
 
