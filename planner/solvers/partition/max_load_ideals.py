@@ -86,10 +86,10 @@ class _Search:
         form, (acc, cpu) = self.form, self.times
         columns = np.column_stack([acc, cpu, form.size, (~form.supported).astype(float), np.ones(form.groups)])
         sums = _weigh(ideals, columns, self.deadline)
-        ends = sums[:, 4].min(initial=np.inf), sums[:, 4].max(initial=0)
-        sums, ideals = self._within_reach(sums, ideals)
-        self.hopeless = not ({ends[0], ends[1]} <= set(sums[:, 4].tolist()))
-        order = np.lexsort((*ideals.T, sums[:, 4], sums[:, 0]))
+        reach = self._within_reach(sums[:, 0])
+        kept = np.flatnonzero(reach.any(axis=(1, 2)))
+        order = kept[np.lexsort((*ideals[kept].T, sums[kept, 4], sums[kept, 0]))]
+        self.reach = reach[order]
         self.bits = np.ascontiguousarray(ideals[order])
         self.missing = ~self.bits
         self.acc, self.cpu, self.size, self.unsupported = (np.ascontiguousarray(sums[order, k]) for k in range(4))
@@ -97,23 +97,22 @@ class _Search:
         self.cpu_floor = np.minimum.accumulate(self.cpu[::-1])[::-1]
         self.frontier, self.frontier_cost, self.cut = self._frontiers()
 
-    def _within_reach(self, sums: np.ndarray, ideals: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Keep ideals that some devices can hold below the limit while the other devices hold the remaining groups."""
-        done, total = sums[:, 0], float(sums[:, 0].max(initial=0.0))
-        slack = 1 + 1e-9
-        keep = np.zeros(len(sums), dtype=bool)
-        for a in range(self.accs + 1):
-            self.deadline.check()
-            for c in range(self.cpus + 1):
-                keep |= (done <= self._capacity(a, c) * slack) & (
-                    total - done <= self._capacity(self.accs - a, self.cpus - c) * slack
-                )
-        return sums[keep], ideals[keep]
+    def _within_reach(self, done: np.ndarray) -> np.ndarray:
+        """bool [ideals, cpus + 1, accelerators + 1]: so many devices can hold an ideal, and the others the rest.
 
-    def _capacity(self, accs: int | np.ndarray, cpus: int | np.ndarray) -> float | np.ndarray:
+        Both below the limit. If all devices together cannot do all the work, nothing is within reach.
+        """
+        rest, slack = float(done.max(initial=0.0)) - done, 1 + 1e-9
+        reach = np.zeros((len(done), self.cpus + 1, self.accs + 1), dtype=bool)
+        for c, a in np.ndindex(reach.shape[1:]):
+            self.deadline.check()
+            others = self._capacity(self.accs - a, self.cpus - c)
+            reach[:, c, a] = (done <= self._capacity(a, c) * slack) & (rest <= others * slack)
+        return reach
+
+    def _capacity(self, accs: int, cpus: int) -> float:
         """Upper bound on the accelerator time of the work that so many devices do below the limit."""
-        with np.errstate(invalid="ignore"):
-            return accs * self.limit + np.where(np.asarray(cpus) > 0, cpus * self.limit * self.ratio, 0.0)
+        return accs * self.limit + (cpus * self.limit * self.ratio if cpus else 0.0)
 
     def _frontiers(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """[ideals, width] nets cut by each ideal (padded with the number of nets), their costs; [ideals] cost sums."""
@@ -145,38 +144,28 @@ class _Search:
         """Fill the table, one ideal after the other in the order of accelerator time, and trace the best chain."""
         self._load_family(ideals)
         count = len(self.bits)
+        if not count:
+            return None, math.inf
         shape = (count, self.cpus + 1, self.accs + 1)
         self.value = np.full(shape, np.inf)
         self.parent = np.full(shape, -1, dtype=np.int32)
         self.by_cpu = np.zeros(shape, dtype=bool)
-        if self.hopeless:
-            return None, math.inf
         self.value[0, 0, 0] = 0.0
-        cpus, accs = np.meshgrid(np.arange(self.cpus + 1), np.arange(self.accs + 1), indexing="ij")
-        room = np.asarray(self._capacity(self.accs - accs, self.cpus - cpus))
-        room_after = np.asarray(self._capacity(np.maximum(self.accs - accs - 1, 0), self.cpus - cpus))
-        if self.cpus:
-            by_cpu = np.asarray(self._capacity(self.accs - accs, np.maximum(self.cpus - cpus - 1, 0)))
-            room_after = np.maximum(room_after, by_cpu)
-        total = self.acc[-1]
         for i in range(count - 1):
-            active = (self.value[i] < self.limit) & (total - self.acc[i] <= room * (1 + 1e-9))
-            if not active.any():
-                continue
-            self.deadline.check()
-            self._extend(i, active, total - float(room_after[active].max()) * (1 + 1e-9))
+            if (self.value[i] < self.limit).any():
+                self.deadline.check()
+                self._extend(i)
         return self._trace()
 
-    def _extend(self, i: int, active: np.ndarray, least_acc: float) -> None:
+    def _extend(self, i: int) -> None:
         """Put one more device after the chains that end at ideal i: relax the states of all later ideals in reach."""
-        low = max(i + 1, int(np.searchsorted(self.acc, least_acc, side="left")))
         high = int(np.searchsorted(self.acc, self.acc[i] + self.limit, side="left"))
         if self.cpus:
             high = max(high, int(np.searchsorted(self.cpu_floor, self.cpu[i] + self.limit, side="left")))
-        after = np.arange(low, high)
+        after = np.arange(i + 1, high)
         for w in np.flatnonzero(self.bits[i])[::-1]:
             after = after[(self.missing[after, w] & self.bits[i, w]) == 0]
-        values = np.where(active, self.value[i], np.inf)
+        values = self.value[i]
         work = self.acc[after] - self.acc[i]
         if self.accs:
             possible = (
@@ -214,7 +203,7 @@ class _Search:
         if not len(targets) or not before.size:
             return
         offered = np.maximum(before[None], load[:, None, None])
-        better = offered < self.value[(targets, *to)]
+        better = (offered < self.value[(targets, *to)]) & self.reach[(targets, *to)]
         rows, c, a = np.nonzero(better)
         c_to, a_to = c + (1 if cpu else 0), a + (0 if cpu else 1)
         self.value[targets[rows], c_to, a_to] = offered[rows, c, a]
