@@ -137,6 +137,12 @@ def test_pigeonholes() -> None:
     assert pigeonhole_bound(form_of(problem([2.0] * 5, [], [0.0] * 5, cpus=1, cpu_ms=[5.0] * 5))) == pytest.approx(5.0)
 
 
+def test_a_light_group_follows_its_dear_neighbour() -> None:
+    # 1 has no work and costs 5 towards 0 but only 1 towards 2.
+    given = problem([1.0, 0.0, 1.0], [(0, 1), (1, 2)], [5.0, 1.0, 0.0], contiguous=False)
+    assert reduce_form(form_of(given)).group_of.tolist() == [0, 0, 1]
+
+
 def test_groups_too_dear_to_part_are_merged_below_an_incumbent() -> None:
     # Parting 0 and 1 costs each 3 + 6; no group is light enough to follow another.
     given = problem(

@@ -4,9 +4,13 @@ Groups, nets and arcs replace nodes and edges. A *net* is a node's result with i
 accelerator that holds some but not all of the net's groups pays the net's cost, which is exactly the published transfer
 cost. An *arc* is a forward edge between two groups; it constrains contiguous plans only.
 
-Nodes of one colour, and cycles of forward edges between groups (contiguous plans only), are one group. Two groups
-become one if separating them would raise some device's load to the incumbent's. This keeps plans better than the
-incumbent only: if the reduced problem has none, the incumbent is optimal.
+Nodes of one colour, and cycles of forward edges between groups (contiguous plans only), are one group. Two rules that
+keep at least one best plan merge groups:
+
+* two groups share a device if separating them would raise some device's load to the incumbent's. This rule keeps plans
+  better than the incumbent only: if the reduced problem has none, the incumbent is optimal;
+* a light group joins a neighbour if their common net costs more than its own work and all its other nets (not in
+  contiguous plans, where the order may forbid it).
 
 The module also holds the lower bounds that need no search.
 """
@@ -130,17 +134,22 @@ def _sums(values: np.ndarray, group_of: np.ndarray, groups: int) -> np.ndarray:
 
 
 def reduce_form(form: Form, incumbent_ms: float = math.inf, deadline: Deadline = NEVER) -> Form:
-    """Merge groups that no plan below the incumbent separates, until none is left or until the deadline.
+    """Merge groups by the rules above until none applies, or until the deadline (every merge is valid by itself).
 
     Args:
         form: groups so far.
         incumbent_ms: load of a known plan; the reduced problem keeps a plan below it if one exists.
-        deadline: when to stop; every merge is valid by itself.
+        deadline: when to stop.
 
-    Complexity: each pass takes O(pins of all nets * neighbours); passes are few.
+    Complexity: each pass takes O(sum of squares of the nets' sizes); passes are few.
     """
+    limit = incumbent_ms * (1 - 1e-12)  # better plans differ by more than rounding
     while not deadline.passed:
-        pairs = _inseparable(form, incumbent_ms * (1 - 1e-12))  # better plans differ by more than rounding
+        no_acc = ~form.supported | (form.problem.accelerators == 0) | (form.acc >= limit)
+        no_cpu = (form.cpu >= limit) | (form.problem.cpus == 0)
+        pairs = _inseparable(form, limit, no_acc, no_cpu)
+        if not pairs and not form.problem.contiguous:
+            pairs = _followers(form, no_acc, no_cpu)
         if not pairs:
             break
         linked = components(form.groups, [*pairs, *((u, v) for v, u in pairs)])
@@ -148,11 +157,16 @@ def reduce_form(form: Form, incumbent_ms: float = math.inf, deadline: Deadline =
     return form
 
 
-def _inseparable(form: Form, limit: float) -> list[tuple[int, int]]:
-    """Pairs of groups with a common net that no plan with loads below the limit, ms, has on two devices."""
+def _inseparable(form: Form, limit: float, no_acc: np.ndarray, no_cpu: np.ndarray) -> list[tuple[int, int]]:
+    """Pairs of groups with a common net that no plan with loads below the limit has on two devices.
+
+    Args:
+        form: the problem on groups.
+        limit: in ms.
+        no_acc: bool [g] whether a group is on no accelerator in such a plan.
+        no_cpu: bool [g] the same of CPUs.
+    """
     problem = form.problem
-    no_cpu = (form.cpu >= limit) | (problem.cpus == 0)
-    no_acc = ~form.supported | (problem.accelerators == 0) | (form.acc >= limit)
     common: dict[tuple[int, int], float] = {}
     for pins, cost in zip(form.nets, form.cost.tolist(), strict=True):
         for pair in itertools.combinations(pins, 2):
@@ -165,6 +179,25 @@ def _inseparable(form: Form, limit: float) -> list[tuple[int, int]]:
         on_both = not (no_cpu[v] or u_full) or not (no_cpu[u] or v_full)
         if not (on_accelerators or on_cpus or on_both):
             pairs.append((v, u))
+    return pairs
+
+
+def _followers(form: Form, no_acc: np.ndarray, no_cpu: np.ndarray) -> list[tuple[int, int]]:
+    """Pairs (v, u) where moving v to the device of u never raises a load; no group is next to two pairs."""
+    nets_of: list[list[int]] = [[] for _ in range(form.groups)]
+    for e, pins in enumerate(form.nets):
+        for group in pins:
+            nets_of[group].append(e)
+    pairs, busy = [], np.zeros(form.groups, dtype=bool)
+    for pins, shared in zip(form.nets, form.cost.tolist(), strict=True):
+        for v, u in (pins, pins[::-1]) if len(pins) == 2 else ():
+            other = sum(form.cost[e] for e in nets_of[v] if u not in form.nets[e])
+            cpu_ok = form.cpu[v] == 0 or no_cpu[u]
+            acc_ok = (form.supported[v] and (form.size[v] == 0 or form.roomy)) or no_acc[u]
+            if form.acc[v] + other <= shared * (1 - 1e-12) and cpu_ok and acc_ok and not (busy[v] or busy[u]):
+                pairs.append((v, u))
+                # The rule reads the neighbours of both groups, so these must not be merged in the same pass.
+                busy[[w for e in nets_of[v] + nets_of[u] for w in form.nets[e]]] = True
     return pairs
 
 

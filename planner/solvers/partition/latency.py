@@ -233,10 +233,10 @@ class _Model:
             top = float(slowest.sum() + problem.transfer_ms.sum() * max(float(problem.hops.max()), 1.0))
         self.scale = 2.0 ** (_TIME_BITS - math.frexp(max(top, 1e-300))[1])
         horizon = math.ceil(top * self.scale) + 1
+        self.on = self._placed()
+        self.latency = self.program.new_int_var(self._whole(bound_ms), horizon, "latency")
         head = np.where(self.usable, path_ms(problem, deadline), np.inf).min(axis=1)
         self.begin = [self.program.new_int_var(self._whole(start), horizon, "") for start in head]
-        self.latency = self.program.new_int_var(self._whole(bound_ms), horizon, "latency")
-        self.on = self._placed()
         self._run()
         self._follow()
         self._break_symmetry()
@@ -267,15 +267,15 @@ class _Model:
         """A device runs one node at a time, and the latency covers the shortest way from each to the end."""
         p = self.problem
         tail = path_ms(p, self.deadline, to_end=True)
-        for d in range(p.devices):
+        intervals: list[list[cp_model.IntervalVar]] = [[] for _ in range(p.devices)]
+        for v, d in np.argwhere(self.usable).tolist():
             self.deadline.check()
-            intervals = []
-            for v in np.flatnonzero(self.usable[:, d]).tolist():
-                begin, placed, length = self.begin[v], self.on[v][d], self._whole(p.time_ms[v, d])
-                intervals.append(self.program.new_optional_fixed_size_interval_var(begin, length, placed, ""))
-                end = begin + length + self._whole(tail[v, d])
-                self.program.add(self.latency >= end).only_enforce_if(placed)
-            self.program.add_no_overlap(intervals)
+            begin, placed, length = self.begin[v], self.on[v][d], self._whole(p.time_ms[v, d])
+            intervals[d].append(self.program.new_optional_fixed_size_interval_var(begin, length, placed, ""))
+            end = begin + length + self._whole(tail[v, d])
+            self.program.add(self.latency >= end).only_enforce_if(placed)
+        for of_device in intervals:
+            self.program.add_no_overlap(of_device)
 
     def _follow(self) -> None:
         """A node begins when all results that it reads have arrived."""
