@@ -335,6 +335,7 @@ def _divided(search: Search, form: Form, device: np.ndarray, free: Sequence[int]
 
     model = PlacementModel(form, free, device, set(), 0.0, top_ms, search.deadline)
     solver = careful_solver(_WORK_EACH, search.deadline.left_s)
+    solver.parameters.linearization_level = 2  # the relaxation says much about so few devices
     status = solver.solve(model.program)
     search.engine_work += max(float(solver.response_proto.deterministic_time), _LEAST_WORK)
     return model.devices(solver.value) if status in (cp_model.OPTIMAL, cp_model.FEASIBLE) else device
