@@ -26,7 +26,7 @@ import numpy as np
 
 from planner.graph import components
 from planner.memory import fits
-from planner.solvers.partition.types import NEVER, RELATIVE_TOLERANCE, Deadline, Search
+from planner.solvers.partition.types import NEVER, RELATIVE_TOLERANCE, Deadline, Search, device_numbers
 from planner.space.partition import MaxLoadDecision, MaxLoadProblem
 
 _MOST_COUNTED = 600
@@ -209,25 +209,21 @@ def simple_bound(form: Form) -> float:
 def fluid_bound(form: Form) -> float:
     """Least largest load in ms if groups could be split at will and transfers were free; O(g log g).
 
-    The groups with the smallest ratio of CPU time to accelerator time go to the CPUs.
+    The groups with the smallest ratio of CPU time to accelerator time go to the CPUs, the last of them in part, so that
+    both kinds of devices finish together.
     """
     accs, cpus = form.problem.accelerators, form.problem.cpus
-    cpu_only = ~form.supported
-    cpu_done, acc_left = float(form.cpu[cpu_only].sum()), float(form.acc[form.supported].sum())
-    if not cpus:
-        return acc_left / accs
     if not accs:
         return float(form.cpu.sum()) / cpus
     free = np.flatnonzero(form.supported & (form.acc > 0))
+    if not cpus:
+        return float(form.acc[free].sum()) / accs
     order = free[np.argsort(form.cpu[free] / form.acc[free], kind="stable")]
-    for v in order:
-        acc, cpu = float(form.acc[v]), float(form.cpu[v])
-        if (cpu_done + cpu) / cpus >= (acc_left - acc) / accs:
-            # With this share of the group on the CPUs, both kinds of devices finish together.
-            share = (acc_left / accs - cpu_done / cpus) / (cpu / cpus + acc / accs)
-            return max(acc_left / accs - max(share, 0.0) * acc / accs, cpu_done / cpus)
-        cpu_done, acc_left = cpu_done + cpu, acc_left - acc
-    return max(acc_left / accs, cpu_done / cpus)
+    moved = np.arange(len(order) + 1)
+    acc_ms = (form.acc[order].sum() - np.cumsum([0.0, *form.acc[order]])) / accs
+    cpu_ms = (form.cpu[~form.supported].sum() + np.cumsum([0.0, *form.cpu[order]])) / cpus
+    even = np.interp(0.0, cpu_ms - acc_ms, moved)
+    return max(float(np.interp(even, moved, acc_ms)), float(np.interp(even, moved, cpu_ms)))
 
 
 def pigeonhole_bound(form: Form) -> float:
@@ -285,14 +281,8 @@ def space(problem: MaxLoadProblem) -> str:
 
 def canonical(problem: MaxLoadProblem, decision: MaxLoadDecision) -> MaxLoadDecision:
     """The same plan with equal devices numbered in the order of their first node, so that equal plans compare equal."""
-    names: dict[int, int] = {}
-    next_number = [0, problem.accelerators]
-    for device in decision:
-        if device not in names:
-            kind = int(device >= problem.accelerators)
-            names[device] = next_number[kind]
-            next_number[kind] += 1
-    return tuple(names[d] for d in decision)
+    numbers = device_numbers(problem.accelerators, decision)
+    return tuple(numbers[d] for d in decision)
 
 
 def group_devices(form: Form, plan: MaxLoadDecision) -> np.ndarray:

@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import bisect
 import heapq
-import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,7 +24,7 @@ from planner.cp_sat import careful_solver, memory_units, solved, weighted_sum
 from planner.graph import numbered_line
 from planner.memory import fits
 from planner.solvers.partition import PARTITION_SOLVERS, Deadline, PartitionSolver, Search
-from planner.solvers.partition.types import NEVER
+from planner.solvers.partition.types import NEVER, device_numbers
 from planner.space.partition import LatencyDecision, LatencyProblem
 
 if TYPE_CHECKING:
@@ -208,13 +207,19 @@ def solve_latency_by_cp_sat(search: Search) -> None:
     if not np.isfinite(problem.time_ms).any(axis=1).all():
         search.prove(math.inf)
         return
+    from ortools.sat.python import cp_model
+
     model = _Model(problem, search.objective, search.bound, search.deadline)
     if search.decision is not None:
         model.hint(search.decision)
     search.deadline.check()
-    plan, bound_ms, branches = model.solve(search)
-    search.count(branches=branches)
-    search.offer(plan)
+    solver = careful_solver(_WORK * search.work_s, search.deadline.left_s, seed=1)
+    status = solved(solver, model.program)
+    search.count(branches=int(solver.num_branches))
+    if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        search.offer(model.decision(solver.value))
+    # The horizon is the known latency: if the model is infeasible, no plan is better than the known one.
+    bound_ms = math.inf if status == cp_model.INFEASIBLE else solver.best_objective_bound / model.scale
     search.prove(min(bound_ms, search.objective))
 
 
@@ -303,38 +308,21 @@ class _Model:
 
     def hint(self, decision: LatencyDecision) -> None:
         """Hint a plan, with interchangeable devices renumbered to keep the symmetry breaking."""
-        p = self.problem
-        name: dict[int, int] = {}
-        numbers = {True: itertools.count(), False: itertools.count(p.accelerators)}
-        for device in decision.devices:
-            if device not in name:
-                name[device] = next(numbers[device < p.accelerators])
+        numbers = device_numbers(self.problem.accelerators, decision.devices)
         hints = {
-            x.index: (x, name[device] == d)
-            for v, device in enumerate(decision.devices)
-            for d, x in enumerate(self.on[v])
+            x.index: (x, numbers[device] == d)
+            for row, device in zip(self.on, decision.devices, strict=True)
+            for d, x in enumerate(row)
         }
         for x, value in hints.values():
             self.program.add_hint(x, value)
 
-    def solve(self, search: Search) -> tuple[LatencyDecision | None, float, int]:
-        """The best plan (None without one), a lower bound in ms (infinite if no plan exists), and branches."""
-        from ortools.sat.python import cp_model
-
-        known_ms = search.objective
-        solver = careful_solver(_WORK * search.work_s, search.deadline.left_s, seed=1)
-        solver.best_bound_callback = lambda value: search.prove(min(value / self.scale, known_ms))
-        status = solved(solver, self.program)
-        if status == cp_model.INFEASIBLE:
-            # The horizon is the known latency, so no plan is better than the known one.
-            return None, (known_ms if math.isfinite(known_ms) else math.inf), int(solver.num_branches)
-        bound = solver.best_objective_bound / self.scale
-        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-            return None, bound, int(solver.num_branches)
-        place = [next(d for d, x in enumerate(row) if solver.value(x)) for row in self.on]
-        begin = [solver.value(x) for x in self.begin]
+    def decision(self, value: Callable[[cp_model.IntVar], int]) -> LatencyDecision:
+        """The plan that a solution states."""
+        place = [next(d for d, x in enumerate(row) if value(x)) for row in self.on]
+        begin = [value(x) for x in self.begin]
         finish = [b + self._whole(self.problem.time_ms[v, place[v]]) for v, b in enumerate(begin)]
-        return _decision(place, begin, finish, _depths(self.problem)), bound, int(solver.num_branches)
+        return _decision(place, begin, finish, _depths(self.problem))
 
 
 PARTITION_SOLVERS.register("latency-cp-sat", PartitionSolver(LatencyProblem, solve_latency_by_cp_sat, turn=1))

@@ -38,7 +38,7 @@ from planner.solvers.partition._max_load_form import (
     simple_bound,
     space,
 )
-from planner.solvers.partition.types import Deadline
+from planner.solvers.partition.types import Deadline, device_numbers
 from planner.space.partition import MaxLoadDecision, MaxLoadProblem
 
 if TYPE_CHECKING:
@@ -61,6 +61,16 @@ _BETTER = 1 - 1e-9
 
 class PlacementModel:
     """A CP-SAT model that places groups so that the largest load of some places is least.
+
+    All its constraints are linear; those of non-contiguous plans hold without conditions.
+
+    Attributes:
+        program: the CP-SAT model.
+        place: by group and place, whether the group is there; groups without an entry stay where the start has them.
+        is_cpu: by place of a chain, whether it is a CPU; empty without contiguity.
+        largest: the largest load, in units of 1 / `scale` ms.
+        scale: units of time per ms.
+        top_ms: upper bound on the largest load; positive.
 
     Args:
         form: the problem on groups.
@@ -212,17 +222,14 @@ def ranked_groups(form: Form) -> list[int]:
 def _start_places(form: Form, device: np.ndarray) -> tuple[np.ndarray | None, set[int]]:
     """The place of each group (None if the devices form no chain but must), and the places that are CPUs."""
     problem = form.problem
-    names = np.arange(problem.devices)
-    if problem.contiguous:
-        line = topological_line(problem.devices, {(int(device[a]), int(device[b])) for a, b in form.arcs})
-        if len(line) < problem.devices:
-            return None, set()
-        names[line] = np.arange(problem.devices)
-        return names[device], {int(p) for p in names[problem.accelerators :]}
-    used = dict.fromkeys(int(device[v]) for v in [*ranked_groups(form), *range(form.groups)])
-    accelerators = [d for d in used if d < problem.accelerators]
-    names[accelerators] = np.arange(len(accelerators))
-    return names[device], set()
+    if not problem.contiguous:
+        numbers = device_numbers(problem.accelerators, device[[*ranked_groups(form), *range(form.groups)]].tolist())
+        return np.array([numbers[d] for d in device.tolist()], dtype=np.int64), set()
+    line = topological_line(problem.devices, {(int(device[a]), int(device[b])) for a, b in form.arcs})
+    if len(line) < problem.devices:
+        return None, set()
+    place = np.argsort(line)
+    return place[device], {int(p) for p in place[problem.accelerators :]}
 
 
 def model_of_search(search: Search) -> PlacementModel | None:
@@ -263,23 +270,21 @@ def solve_by_cp_sat(search: Search) -> None:
 
 
 def _proves_infeasible(search: Search, model: PlacementModel, work: float) -> bool:
-    """Run CP-SAT, offer every plan that it finds, prove its bound; returns whether the model is infeasible.
+    """Run CP-SAT, offer its best plan, prove its bound; returns whether the model is infeasible.
 
     With a known plan the model only holds plans no worse than that.
     """
     from ortools.sat.python import cp_model
 
-    class Callback(cp_model.CpSolverSolutionCallback):
-        def on_solution_callback(self) -> None:
-            search.offer(canonical(search.problem, model.form.decision(model.devices(self.value))))
-
     search.deadline.check()
     solver = careful_solver(work, search.deadline.left_s)
-    status = solved(solver, model.program, Callback())
+    status = solved(solver, model.program)
     if status == cp_model.INFEASIBLE:
         return True
     if status == cp_model.MODEL_INVALID:
         raise RuntimeError(f"{search.solver}: the model is not valid: {model.program.validate()}")
+    if status != cp_model.UNKNOWN:
+        search.offer(canonical(search.problem, model.form.decision(model.devices(solver.value))))
     prove(search, solver.best_objective_bound / model.scale * (1 - 1e-13))
     return False
 

@@ -165,7 +165,6 @@ class _Search:
         after = np.arange(i + 1, high)
         for w in np.flatnonzero(self.bits[i])[::-1]:
             after = after[(self.missing[after, w] & self.bits[i, w]) == 0]
-        values = self.value[i]
         work = self.acc[after] - self.acc[i]
         if self.accs:
             possible = (
@@ -176,11 +175,11 @@ class _Search:
             targets = after[possible]
             load = work[possible] + self._transfers(i, targets)
             keep = load < self.limit
-            self._offer(i, targets[keep], load[keep], values[:, :-1], (slice(None), slice(1, None)), False)
+            self._offer(i, targets[keep], load[keep], cpu=0)
         if self.cpus:
             load = self.cpu[after] - self.cpu[i]
             keep = load < self.limit
-            self._offer(i, after[keep], load[keep], values[:-1], (slice(1, None), slice(None)), True)
+            self._offer(i, after[keep], load[keep], cpu=1)
 
     def _transfers(self, i: int, after: np.ndarray) -> np.ndarray:
         """[after] cost of the nets that the part between ideal i and each later ideal holds in part."""
@@ -196,19 +195,14 @@ class _Search:
             cost += self.cost[e] * reached
         return np.asarray(cost)
 
-    def _offer(
-        self, i: int, targets: np.ndarray, load: np.ndarray, before: np.ndarray, to: tuple[slice, slice], cpu: bool
-    ) -> None:
-        """Lower the values of the target ideals: parts with these loads behind the states of ideal i."""
-        if not len(targets) or not before.size:
-            return
+    def _offer(self, i: int, targets: np.ndarray, load: np.ndarray, cpu: int) -> None:
+        """Lower the values of the target ideals: a CPU (1) or an accelerator (0) with these loads behind ideal i."""
+        before = self.value[i, : self.cpus + 1 - cpu, : self.accs + cpu]
+        to = slice(cpu, None), slice(1 - cpu, None)
         offered = np.maximum(before[None], load[:, None, None])
-        better = (offered < self.value[(targets, *to)]) & self.reach[(targets, *to)]
-        rows, c, a = np.nonzero(better)
-        c_to, a_to = c + (1 if cpu else 0), a + (0 if cpu else 1)
-        self.value[targets[rows], c_to, a_to] = offered[rows, c, a]
-        self.parent[targets[rows], c_to, a_to] = i
-        self.by_cpu[targets[rows], c_to, a_to] = cpu
+        rows, c, a = np.nonzero((offered < self.value[(targets, *to)]) & self.reach[(targets, *to)])
+        at = targets[rows], c + cpu, a + 1 - cpu
+        self.value[at], self.parent[at], self.by_cpu[at] = offered[rows, c, a], i, cpu
 
     def _trace(self) -> tuple[np.ndarray | None, float]:
         last = len(self.bits) - 1

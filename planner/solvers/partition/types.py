@@ -198,3 +198,20 @@ class Search:
         }
         bound = self.bound if self.decision is None else min(self.bound, self.objective)
         return Result(self.decision, self.objective, bound, self._found_by, self.space, counts)
+
+
+def device_numbers(accelerators: int, devices: Iterable[int]) -> dict[int, int]:
+    """By device, its number when equal devices are numbered in the order of their first use: accelerators, then CPUs.
+
+    Args:
+        accelerators: how many there are; devices from this number on are CPUs.
+        devices: the devices in the order of their use, with repetitions.
+    """
+    next_number = [0, accelerators]
+    numbers: dict[int, int] = {}
+    for device in devices:
+        if device not in numbers:
+            kind = int(device >= accelerators)
+            numbers[device] = next_number[kind]
+            next_number[kind] += 1
+    return numbers
