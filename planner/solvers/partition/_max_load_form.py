@@ -9,7 +9,7 @@ keep at least one best plan merge groups:
 
 * two groups share a device if separating them would raise some device's load to the incumbent's. This rule keeps plans
   better than the incumbent only: if the reduced problem has none, the incumbent is optimal;
-* a light group joins a neighbour if their common net costs more than its own work and all its other nets (not in
+* a light group joins a neighbour if the nets of these two cost more than its own work and all its other nets (not in
   contiguous plans, where the order may forbid it).
 
 The module also holds the lower bounds that need no search.
@@ -188,16 +188,18 @@ def _followers(form: Form, no_acc: np.ndarray, no_cpu: np.ndarray) -> list[tuple
     for e, pins in enumerate(form.nets):
         for group in pins:
             nets_of[group].append(e)
+    neighbours = [sorted({u for e in nets for u in form.nets[e]} - {v}) for v, nets in enumerate(nets_of)]
     pairs, busy = [], np.zeros(form.groups, dtype=bool)
-    for pins, shared in zip(form.nets, form.cost.tolist(), strict=True):
-        for v, u in (pins, pins[::-1]) if len(pins) == 2 else ():
-            other = sum(form.cost[e] for e in nets_of[v] if u not in form.nets[e])
+    for v, nets in enumerate(nets_of):
+        for u in neighbours[v]:
+            shared = sum(form.cost[e] for e in nets if form.nets[e] == (min(u, v), max(u, v)))
+            other = sum(form.cost[e] for e in nets if u not in form.nets[e])
             cpu_ok = form.cpu[v] == 0 or no_cpu[u]
             acc_ok = (form.supported[v] and (form.size[v] == 0 or form.roomy)) or no_acc[u]
             if form.acc[v] + other <= shared * (1 - 1e-12) and cpu_ok and acc_ok and not (busy[v] or busy[u]):
                 pairs.append((v, u))
                 # The rule reads the neighbours of both groups, so these must not be merged in the same pass.
-                busy[[w for e in nets_of[v] + nets_of[u] for w in form.nets[e]]] = True
+                busy[[v, u, *neighbours[v], *neighbours[u]]] = True
     return pairs
 
 
