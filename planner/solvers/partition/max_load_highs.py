@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Search
-from planner.solvers.partition._max_load_form import canonical, prove
+from planner.solvers.partition._max_load_form import canonical, prove, space
 from planner.solvers.partition.max_load_cp_sat import PlacementModel, model_of_search
 from planner.space.partition import MaxLoadProblem
 
@@ -29,6 +29,7 @@ def solve_by_highs(search: Search) -> None:
     """Prove the bound of the root node, and offer the plan that it ends with; for non-contiguous problems only."""
     from ortools.math_opt.python import mathopt
 
+    search.space = space(search.problem)
     if search.problem.contiguous:
         return
     model = model_of_search(search)
