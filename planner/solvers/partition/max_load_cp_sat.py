@@ -9,7 +9,7 @@ is a CPU.
 
 Division: the groups of the fullest device and one other are shared out between these two, until no pair improves. The
 other devices are not affected: a net that a third device holds in part costs it the same wherever the other groups are.
-If pairs improved the plan and none does any more, the fullest device is taken with two others.
+If no pair does, the fullest device is taken with two others.
 
 Times are integers in units of about 2^-43 of the incumbent, rounded down. So a bound is valid for the true times and
 weaker than for them by less than the tolerance. CP-SAT runs on one thread up to a limit on deterministic work, so that
@@ -295,14 +295,14 @@ def solve_by_pairs(search: Search) -> None:
     search.space = space(problem)
     if search.decision is None or problem.contiguous:
         return
-    plan, size, improved = search.decision, 2, False
+    plan, size = search.decision, 2
     limit = search.engine_work + _DIVISION_WORK * search.work_s
     while size <= _MOST_DEVICES and search.engine_work < limit and not search.settled:
         better = _divide(search, plan, size, limit)
         if better is None:
-            size = size + 1 if improved else _MOST_DEVICES + 1
+            size += 1
             continue
-        plan, size, improved = better, 2, True
+        plan, size = better, 2
         search.offer(canonical(problem, plan))
 
 
