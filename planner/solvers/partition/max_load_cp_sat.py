@@ -9,7 +9,8 @@ is a CPU.
 
 Division: the groups of the fullest device and one other are shared out between these two, until no pair improves. The
 other devices are not affected: a net that a third device holds in part costs it the same wherever the other groups are.
-If no pair does, the fullest device is taken with two others.
+If no pair does, the fullest device is taken with two others. All is done with little work for each division at first,
+which soon gives a good plan of a large graph, then with more.
 
 Times are integers in units of about 2^-43 of the incumbent, rounded down. So a bound is valid for the true times and
 weaker than for them by less than the tolerance. CP-SAT runs on one thread up to a limit on deterministic work, so that
@@ -50,8 +51,8 @@ _WORK = 0.5
 """Deterministic work of CP-SAT per second of the time limit, minus the work it already did in earlier turns."""
 _DIVISION_WORK = 0.3
 """The same for all divisions together."""
-_WORK_EACH = 0.5
-"""Limit on the deterministic work of one division."""
+_WORK_EACH = (0.1, 0.5)
+"""Limits on the deterministic work of one division, in the order in which they are tried."""
 _LEAST_WORK = 0.01
 """Work that every division counts at least: building its model takes time as well."""
 _MOST_DEVICES = 3
@@ -295,18 +296,20 @@ def solve_by_pairs(search: Search) -> None:
     search.space = space(problem)
     if search.decision is None or problem.contiguous:
         return
-    plan, size = search.decision, 2
+    plan = search.decision
     limit = search.engine_work + _DIVISION_WORK * search.work_s
-    while size <= _MOST_DEVICES and search.engine_work < limit and not search.settled:
-        better = _divide(search, plan, size, limit)
-        if better is None:
-            size += 1
-            continue
-        plan, size = better, 2
-        search.offer(canonical(problem, plan))
+    for work in _WORK_EACH:
+        size = 2
+        while size <= _MOST_DEVICES and search.engine_work < limit and not search.settled:
+            better = _divide(search, plan, size, work, limit)
+            if better is None:
+                size += 1
+                continue
+            plan, size = better, 2
+            search.offer(canonical(problem, plan))
 
 
-def _divide(search: Search, plan: MaxLoadDecision, size: int, limit: float) -> MaxLoadDecision | None:
+def _divide(search: Search, plan: MaxLoadDecision, size: int, work: float, limit: float) -> MaxLoadDecision | None:
     """The first plan in which the fullest device and `size - 1` others have smaller loads; None if there is none."""
     problem: MaxLoadProblem = search.problem
     load_ms = problem.judge(plan).objective
@@ -327,19 +330,21 @@ def _divide(search: Search, plan: MaxLoadDecision, size: int, limit: float) -> M
         if search.engine_work >= limit:
             return None
         free = [fullest, *partners]
-        divided = form.decision(_divided(search, form, device, free, float(loads[fullest])))
+        divided = form.decision(_divided(search, form, device, free, float(loads[fullest]), work))
         verdict = problem.judge(divided)
         if verdict.feasible and max(verdict.parts[d] for d in free) < loads[fullest] * _BETTER:
             return divided
     return None
 
 
-def _divided(search: Search, form: Form, device: np.ndarray, free: Sequence[int], top_ms: float) -> np.ndarray:
+def _divided(
+    search: Search, form: Form, device: np.ndarray, free: Sequence[int], top_ms: float, work: float
+) -> np.ndarray:
     """int64 [g] devices with the groups of the free devices shared out anew; as before if CP-SAT finds no plan."""
     from ortools.sat.python import cp_model
 
     model = PlacementModel(form, free, device, set(), 0.0, top_ms, search.deadline)
-    solver = careful_solver(_WORK_EACH, search.deadline.left_s)
+    solver = careful_solver(work, search.deadline.left_s)
     solver.parameters.linearization_level = 2  # the relaxation says much about so few devices
     status = solver.solve(model.program)
     search.engine_work += max(float(solver.response_proto.deterministic_time), _LEAST_WORK)
