@@ -351,8 +351,5 @@ def _divided(
     return model.devices(solver.value) if status in (cp_model.OPTIMAL, cp_model.FEASIBLE) else device
 
 
-PARTITION_SOLVERS.register(
-    "max-load-pairs",
-    PartitionSolver(MaxLoadProblem, solve_by_pairs, turn=4, share=lambda problem: float(not problem.contiguous)),
-)
+PARTITION_SOLVERS.register("max-load-pairs", PartitionSolver(MaxLoadProblem, solve_by_pairs, turn=4))
 PARTITION_SOLVERS.register("max-load-cp-sat", PartitionSolver(MaxLoadProblem, solve_by_cp_sat, turn=5))

@@ -111,6 +111,5 @@ def _quiet() -> Iterator[None]:
 
 
 PARTITION_SOLVERS.register(
-    "max-load-highs",
-    PartitionSolver(MaxLoadProblem, solve_by_highs, turn=3, share=lambda problem: _SHARE * (not problem.contiguous)),
+    "max-load-highs", PartitionSolver(MaxLoadProblem, solve_by_highs, turn=3, share=lambda _: _SHARE)
 )

@@ -243,7 +243,6 @@ def solve_by_ideals(search: Search) -> None:
     """Find and prove the best contiguous plan; for a non-contiguous problem it is a good plan without proof."""
     problem: MaxLoadProblem = search.problem
     search.space = space(problem)
-    search.offer_all((search.solver, plan) for _, plan in problem.trivial())
     prove(search, simple_bound(form_of(problem)))
     unreduced = form_of(replace(problem, contiguous=True))
     form = glued(reduce_form(unreduced, search.objective, search.deadline))
