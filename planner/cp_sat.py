@@ -62,9 +62,7 @@ def weighted_sum(terms: Sequence[tuple[cp_model.IntVar, int]]) -> cp_model.Linea
     return cp_model.LinearExpr.weighted_sum([variable for variable, _ in terms], [factor for _, factor in terms])
 
 
-def solved(
-    solver: cp_model.CpSolver, program: cp_model.CpModel, watch: cp_model.CpSolverSolutionCallback | None = None
-) -> cp_model.CpSolverStatus:
+def solved(solver: cp_model.CpSolver, program: cp_model.CpModel) -> cp_model.CpSolverStatus:
     """Run CP-SAT; the status is "infeasible" only if CP-SAT says so without presolve as well.
 
     Under the settings above, version 9.15 has been seen to call small models infeasible that a known plan satisfies;
@@ -72,11 +70,11 @@ def solved(
     """
     from ortools.sat.python import cp_model
 
-    status = solver.solve(program, watch)
+    status = solver.solve(program)
     if status == cp_model.INFEASIBLE:
         limits, spent = solver.parameters, solver.response_proto.deterministic_time
         limits.cp_model_presolve = False
         limits.max_time_in_seconds = max(0.05, limits.max_time_in_seconds - solver.wall_time)
         limits.max_deterministic_time = max(1e-3, limits.max_deterministic_time - spent)
-        status = solver.solve(program, watch)
+        status = solver.solve(program)
     return status

@@ -13,7 +13,6 @@ from planner.space.partition import PartitionProblem
 by_cp_sat = functools.partial(search_partition, solver="max-load-cp-sat")
 by_highs = functools.partial(search_partition, solver="max-load-highs")
 by_ideals = functools.partial(search_partition, solver="max-load-ideals")
-by_moves = functools.partial(search_partition, solver="max-load-moves")
 by_pairs = functools.partial(search_partition, solver="max-load-pairs")
 by_list = functools.partial(search_partition, solver="latency-list")
 

@@ -30,7 +30,6 @@ SOLVERS = {
     "max-load-cp-sat": "MaxLoadProblem",
     "max-load-highs": "MaxLoadProblem",
     "max-load-ideals": "MaxLoadProblem",
-    "max-load-moves": "MaxLoadProblem",
     "max-load-pairs": "MaxLoadProblem",
     "piper-dp": "PiperProblem",
 }

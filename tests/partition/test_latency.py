@@ -153,14 +153,14 @@ def test_graphs_that_make_no_sense_are_refused() -> None:
 def test_rounds_are_counted_by_work_and_not_by_the_clock() -> None:
     def listed(limit_s: float) -> Result:
         search = Search(_diamond(0.7, accelerators=3), limit_s)
-        search.alone, search.work_s = True, 0.012
+        search.work_s = 0.048
         search.offer_all(search.problem.trivial())
         PARTITION_SOLVERS.get("latency-list").run(search)
         return search.result()
 
     first, second = listed(5.0), listed(50.0)
     assert first == second
-    assert list(first.statistics.values()) == [50]  # 12 places a round, 50,000 a second
+    assert list(first.statistics.values()) == [50]  # 12 places a round, 50,000 a second of a quarter of the work
 
 
 def test_colours_of_a_file_may_be_any_integers() -> None:
@@ -168,3 +168,9 @@ def test_colours_of_a_file_may_be_any_integers() -> None:
     problem = latency_problem(OperatorGraph("g", "", nodes, (), (0.0,) * 4, 2, 0, 8.0))
     assert problem.colour.tolist() == [0, -1, 1, 0]
     assert [v.kind for v in problem.judge(LatencyDecision((0, 0, 0, 1), (0, 1, 2, 3))).violations] == ["colour"]
+
+
+def test_the_bound_is_the_longest_path_or_the_work_of_each_device() -> None:
+    # The path 1 + 4 + 2; one device does all of 1 + 4 + 3 + 2.
+    assert latency_bound(_diamond(0.0)) == pytest.approx(7.0)
+    assert latency_bound(_diamond(0.0, accelerators=1)) == pytest.approx(10.0)

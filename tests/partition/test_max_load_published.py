@@ -32,7 +32,9 @@ def test_contiguous_optimum_is_proven(file: str, recorded: float) -> None:
     result = search_partition(max_load_problem(graph, contiguous=True), time_limit_s=60)
     assert result.proven
     assert result.objective == pytest.approx(recorded, rel=1e-5 if "inception" in file else 1e-9)
-    assert result.statistics["ideals"] <= 36_596
+    # GNMT has too many ideals to list: CP-SAT proves its plan.
+    ideals = [count for name, count in result.statistics.items() if name.endswith("ideals")]
+    assert ideals == [] if "gnmt" in file else ideals[0] <= 36_596
 
 
 def test_backward_nodes_without_twin_may_sit_better_than_the_published_programme_puts_them() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 
@@ -19,10 +18,9 @@ from planner.solvers.partition._max_load_form import (
     simple_bound,
 )
 from planner.solvers.partition.max_load_ideals import best_chain
-from planner.solvers.partition.max_load_moves import Loads
 from planner.space.partition import MaxLoadDecision, MaxLoadProblem
 from tests.oracles.partitions import by_force
-from tests.partition.checks import by_cp_sat, by_highs, by_ideals, by_moves, by_pairs
+from tests.partition.checks import by_cp_sat, by_highs, by_ideals, by_pairs
 from tests.partition.max_load_instances import problem, problems
 
 LIMIT_S = 20.0
@@ -60,27 +58,16 @@ def test_cp_sat_finds_the_best_plan(problem: MaxLoadProblem) -> None:
 
 @given(problems())
 @settings(deadline=None, max_examples=30)
-def test_highs_finds_a_plan_and_a_bound(problem: MaxLoadProblem) -> None:
-    found, optimum = by_highs(problem, time_limit_s=LIMIT_S), best(problem)
-    check(problem, found, optimum, exact=False)
-    if found.decision is not None:
-        assert found.objective <= optimum * (1 + 1e-6) + 1e-9
-        assert found.bound >= optimum * (1 - 2e-6) - 1e-9
+def test_highs_proves_a_bound(problem: MaxLoadProblem) -> None:
+    found = by_highs(problem, time_limit_s=LIMIT_S)
+    check(problem, found, best(problem), exact=False)
+    assert problem.contiguous or found.bound >= simple_bound(form_of(problem)) * (1 - 1e-9)
 
 
 @given(problems())
 @settings(deadline=None, max_examples=30)
 def test_the_front_finds_the_best_plan(problem: MaxLoadProblem) -> None:
     check(problem, search_partition(problem, time_limit_s=LIMIT_S), best(problem), exact=True)
-
-
-@given(problems())
-@settings(deadline=None, max_examples=30)
-def test_moves_never_break_a_limit(problem: MaxLoadProblem) -> None:
-    found = by_moves(problem, time_limit_s=LIMIT_S)
-    check(problem, found, best(problem), exact=False)
-    tried = [problem.judge(plan) for _, plan in problem.trivial()]
-    assert found.objective <= min((v.objective for v in tried if v.feasible), default=math.inf)
 
 
 @given(problems())
@@ -115,7 +102,7 @@ def test_devices_divided_anew_by_hand() -> None:
 @settings(deadline=None, max_examples=40)
 def test_reductions_keep_a_best_plan(problem: MaxLoadProblem) -> None:
     optimum = best(problem)
-    form = reduce_form(form_of(problem))
+    form = reduce_form(form_of(problem), optimum * (1 + 1e-6) + 1e-6)
     devices = problem.devices
     least = min(
         (
@@ -132,22 +119,6 @@ def test_reductions_keep_a_best_plan(problem: MaxLoadProblem) -> None:
 @settings(deadline=None, max_examples=40)
 def test_simple_bounds_hold(problem: MaxLoadProblem) -> None:
     assert simple_bound(form_of(problem)) <= best(problem) * (1 + 1e-9) + 1e-9
-
-
-@given(problems())
-@settings(deadline=None, max_examples=40)
-def test_loads_follow_the_judge(problem: MaxLoadProblem) -> None:
-    form = form_of(problem)
-    loads = Loads(form, np.zeros(form.groups, dtype=np.int64))
-    for group in range(form.groups):
-        to = (group * 7 + 1) % problem.devices
-        left, got = loads.moves()
-        came = int(loads.device[group])
-        loads.move(group, to)
-        if came != to and math.isfinite(got[group, to]):
-            assert loads.load[[came, to]].tolist() == pytest.approx([left[group], got[group, to]])
-        judged = problem.judge(form.decision(loads.device)).parts
-        assert loads.load.tolist() == pytest.approx(list(judged))
 
 
 def test_fluid_bound_gives_cpus_what_suits_them() -> None:
@@ -167,8 +138,8 @@ def test_pigeonholes() -> None:
 
 def test_a_light_group_follows_its_dear_neighbour() -> None:
     # 1 has no work and costs 5 towards 0 but only 1 towards 2.
-    form = reduce_form(form_of(problem([1.0, 0.0, 1.0], [(0, 1), (1, 2)], [5.0, 1.0, 0.0])))
-    assert form.group_of[0] == form.group_of[1] != form.group_of[2]
+    given = problem([1.0, 0.0, 1.0], [(0, 1), (1, 2)], [5.0, 1.0, 0.0], contiguous=False)
+    assert reduce_form(form_of(given)).group_of.tolist() == [0, 0, 1]
 
 
 def test_groups_too_dear_to_part_are_merged_below_an_incumbent() -> None:
@@ -185,10 +156,10 @@ def test_a_family_without_the_best_chain_gives_another() -> None:
     form = form_of(given)
     ideals = enumerate_ideals(4, form.arcs, 100)
     assert ideals is not None
-    assert best_chain(form, ideals, math.inf).load_ms == 4.0
+    assert best_chain(form, ideals, math.inf)[1] == 4.0
     ends = ideals[[i for i in range(len(ideals)) if int(ideals[i, 0]) in (0, 0b1, 0b1111)]]
-    assert best_chain(form, ends, math.inf).load_ms == 6.0
-    assert best_chain(form, ideals, 4.0).device_of_group is None
+    assert best_chain(form, ends, math.inf)[1] == 6.0
+    assert best_chain(form, ideals, 4.0) == (None, math.inf)
 
 
 def test_a_cap_on_ideals_leaves_the_proof_to_cp_sat(monkeypatch: pytest.MonkeyPatch) -> None:

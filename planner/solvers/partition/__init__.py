@@ -112,7 +112,6 @@ def search_partition(
     """
     names = _solver_names(problem, solver)
     search = Search(problem, time_limit_s, progress)
-    search.alone = len(names) == 1
     search.offer_all([("start", start)])
     trivial = [(f"trivial plan: {label}", plan) for label, plan in problem.trivial()]
     if solver == AUTO:

@@ -4,27 +4,29 @@ Groups, nets and arcs replace nodes and edges. A *net* is a node's result with i
 accelerator that holds some but not all of the net's groups pays the net's cost, which is exactly the published transfer
 cost. An *arc* is a forward edge between two groups; it constrains contiguous plans only.
 
-Groups are merged by rules that keep at least one best plan:
+Nodes of one colour, and cycles of forward edges between groups (contiguous plans only), are one group. Two rules that
+keep at least one best plan merge groups:
 
-* nodes of one colour, and cycles of forward edges between groups (contiguous plans only), share a device;
-* a light group joins a neighbour if the nets of these two cost more than its own work and all its other nets;
 * two groups share a device if separating them would raise some device's load to the incumbent's. This rule keeps plans
-  better than the incumbent only: if the reduced problem has none, the incumbent is optimal.
+  better than the incumbent only: if the reduced problem has none, the incumbent is optimal;
+* a light group joins a neighbour if the nets of these two cost more than its own work and all its other nets (not in
+  contiguous plans, where the order may forbid it).
 
 The module also holds the lower bounds that need no search.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
-from planner.graph.ideals import ancestor_bits, components
+from planner.graph import components
 from planner.memory import fits
-from planner.solvers.partition.types import NEVER, RELATIVE_TOLERANCE, Deadline, Search
+from planner.solvers.partition.types import NEVER, RELATIVE_TOLERANCE, Deadline, Search, device_numbers
 from planner.space.partition import MaxLoadDecision, MaxLoadProblem
 
 _MOST_COUNTED = 600
@@ -78,57 +80,50 @@ class Form:
 
 def form_of(problem: MaxLoadProblem) -> Form:
     """Group nodes by colour and, for contiguous plans, by cycles of forward edges; O(nodes + edges)."""
-    n = len(problem.accelerator_ms)
     first: dict[int, int] = {}
-    keys = [first.setdefault(int(c), i) if c >= 0 else i for i, c in enumerate(problem.colour)]
-    group_of = _renumber(keys)
-    forward = [
-        (int(u), int(v)) for u, v in problem.edges if not problem.backward[u] and not problem.backward[v]
-    ]  # fmt: skip
+    return _grouped(problem, [first.setdefault(int(c), i) if c >= 0 else i for i, c in enumerate(problem.colour)])
+
+
+def merge_groups(form: Form, into: np.ndarray) -> Form:
+    """The form with group v merged into group `into[v]`, int64 [g]; may exclude all best plans."""
+    return _grouped(form.problem, into[form.group_of])
+
+
+def _grouped(problem: MaxLoadProblem, keys: Iterable[int]) -> Form:
+    """The form whose groups are the nodes with equal keys; in contiguous plans, cycles of forward edges as well."""
+    group_of, arcs = _renumber(keys), np.zeros((0, 2), dtype=np.int64)
     if problem.contiguous:
-        arcs = {(int(group_of[u]), int(group_of[v])) for u, v in forward}
-        group_of = _renumber(np.array(components(int(group_of.max(initial=-1)) + 1, arcs))[group_of]) if n else group_of
-    return _build(problem, group_of)
+        forward = problem.edges[~problem.backward[problem.edges].any(axis=1)]
+        cycles = np.array(components(int(group_of.max(initial=-1)) + 1, group_of[forward].tolist()), dtype=np.int64)
+        group_of = _renumber(cycles[group_of])
+        arcs = group_of[forward]
+    groups = int(group_of.max(initial=-1)) + 1
+    pins: dict[int, set[int]] = {}
+    for u, v in problem.edges.tolist():
+        pins.setdefault(u, {int(group_of[u])}).add(int(group_of[v]))
+    nets: dict[tuple[int, ...], list[float]] = {}
+    for u, members in pins.items():
+        if problem.transfer_ms[u] > 0 and len(members) > 1:
+            nets.setdefault(tuple(sorted(members)), []).append(float(problem.transfer_ms[u]))
+    shapes = sorted(nets)
+    return Form(
+        problem=problem,
+        group_of=group_of,
+        acc=_sums(problem.accelerator_ms, group_of, groups),
+        cpu=_sums(problem.cpu_ms, group_of, groups),
+        size=_sums(problem.size_bytes, group_of, groups),
+        supported=np.bincount(group_of[~problem.supported], minlength=groups) == 0,
+        ordered=np.bincount(group_of[~problem.backward], minlength=groups) > 0,
+        nets=tuple(shapes),
+        cost=np.array([math.fsum(nets[s]) for s in shapes], dtype=float),
+        arcs=tuple(sorted({(a, b) for a, b in arcs.tolist() if a != b})),
+    )
 
 
 def _renumber(keys: Iterable[int]) -> np.ndarray:
     """int64 [n] the keys renumbered from 0 in the order of their first node."""
     numbers: dict[int, int] = {}
     return np.array([numbers.setdefault(int(k), len(numbers)) for k in keys], dtype=np.int64)
-
-
-def _build(problem: MaxLoadProblem, group_of: np.ndarray) -> Form:
-    g = int(group_of.max(initial=-1)) + 1
-    supported = np.ones(g, dtype=bool)
-    np.logical_and.at(supported, group_of, problem.supported)
-    ordered = np.zeros(g, dtype=bool)
-    np.logical_or.at(ordered, group_of, ~problem.backward)
-    pins: dict[int, set[int]] = {}
-    arcs: set[tuple[int, int]] = set()
-    for u, v in problem.edges.tolist():
-        a, b = int(group_of[u]), int(group_of[v])
-        if a == b:
-            continue
-        pins.setdefault(u, {a}).add(b)
-        if problem.contiguous and not problem.backward[u] and not problem.backward[v]:
-            arcs.add((a, b))
-    nets: dict[tuple[int, ...], list[float]] = {}
-    for u, groups in pins.items():
-        if problem.transfer_ms[u] > 0:
-            nets.setdefault(tuple(sorted(groups)), []).append(float(problem.transfer_ms[u]))
-    shapes = sorted(nets)
-    return Form(
-        problem=problem,
-        group_of=group_of,
-        acc=_sums(problem.accelerator_ms, group_of, g),
-        cpu=_sums(problem.cpu_ms, group_of, g),
-        size=_sums(problem.size_bytes, group_of, g),
-        supported=supported,
-        ordered=ordered,
-        nets=tuple(shapes),
-        cost=np.array([math.fsum(nets[s]) for s in shapes], dtype=float),
-        arcs=tuple(sorted(arcs)),
-    )
 
 
 def _sums(values: np.ndarray, group_of: np.ndarray, groups: int) -> np.ndarray:
@@ -146,101 +141,66 @@ def reduce_form(form: Form, incumbent_ms: float = math.inf, deadline: Deadline =
         incumbent_ms: load of a known plan; the reduced problem keeps a plan below it if one exists.
         deadline: when to stop.
 
-    Complexity: each pass takes O(pins of all nets + groups^2 / 64); passes are few.
+    Complexity: each pass takes O(sum of squares of the nets' sizes); passes are few.
     """
-    while True:
-        merged = None if deadline.passed else _one_pass(form, incumbent_ms)
-        if merged is None:
-            return form
-        if form.problem.contiguous:
-            arcs = {(int(merged[a]), int(merged[b])) for a, b in form.arcs}
-            merged = np.array(components(form.groups, arcs), dtype=np.int64)[merged]
-        form = _build(form.problem, _renumber(merged[form.group_of]))
+    limit = incumbent_ms * (1 - 1e-12)  # better plans differ by more than rounding
+    while not deadline.passed:
+        no_acc = ~form.supported | (form.problem.accelerators == 0) | (form.acc >= limit)
+        no_cpu = (form.cpu >= limit) | (form.problem.cpus == 0)
+        pairs = _inseparable(form, limit, no_acc, no_cpu)
+        if not pairs and not form.problem.contiguous:
+            pairs = _followers(form, no_acc, no_cpu)
+        if not pairs:
+            break
+        linked = components(form.groups, [*pairs, *((u, v) for v, u in pairs)])
+        form = merge_groups(form, np.array(linked, dtype=np.int64))
+    return form
 
 
-def merge_groups(form: Form, into: np.ndarray) -> Form:
-    """The form with group v merged into group `into[v]`, int64 [g]; may exclude all best plans."""
-    return _build(form.problem, _renumber(into[form.group_of]))
+def _inseparable(form: Form, limit: float, no_acc: np.ndarray, no_cpu: np.ndarray) -> list[tuple[int, int]]:
+    """Pairs of groups with a common net that no plan with loads below the limit has on two devices.
+
+    Args:
+        form: the problem on groups.
+        limit: in ms.
+        no_acc: bool [g] whether a group is on no accelerator in such a plan.
+        no_cpu: bool [g] the same of CPUs.
+    """
+    problem = form.problem
+    common: dict[tuple[int, int], float] = {}
+    for pins, cost in zip(form.nets, form.cost.tolist(), strict=True):
+        for pair in itertools.combinations(pins, 2):
+            common[pair] = common.get(pair, 0.0) + cost
+    pairs = []
+    for (v, u), cost in common.items():
+        v_full, u_full = no_acc[v] or form.acc[v] + cost >= limit, no_acc[u] or form.acc[u] + cost >= limit
+        on_accelerators = problem.accelerators > 1 and not (v_full or u_full)
+        on_cpus = problem.cpus > 1 and not (no_cpu[v] or no_cpu[u])
+        on_both = not (no_cpu[v] or u_full) or not (no_cpu[u] or v_full)
+        if not (on_accelerators or on_cpus or on_both):
+            pairs.append((v, u))
+    return pairs
 
 
-def _one_pass(form: Form, incumbent: float) -> np.ndarray | None:
-    """Merge each group with at most one other; int64 [g] the group that each is merged into, None if none merges."""
-    rules = _Rules(form, incumbent)
-    into = np.arange(form.groups, dtype=np.int64)
-    busy = np.zeros(form.groups, dtype=bool)
-    for v in range(form.groups):
-        if busy[v]:
-            continue
-        target = next((u for u in rules.neighbours[v] if not busy[u] and rules.together(v, u)), None)
-        if target is None:
-            continue
-        into[v] = target
-        # A rule reads the neighbours of both groups, so these must not be merged in the same pass.
-        for w in (v, target, *rules.neighbours[v], *rules.neighbours[target]):
-            busy[w] = True
-    return into if (into != np.arange(form.groups)).any() else None
-
-
-class _Rules:
-    """The merging rules on one form."""
-
-    def __init__(self, form: Form, incumbent: float) -> None:
-        self.form = form
-        # A plan counts as better only if the difference exceeds rounding.
-        self.incumbent = incumbent * (1 - 1e-12)
-        self.nets_of: list[list[int]] = [[] for _ in range(form.groups)]
-        for e, pins in enumerate(form.nets):
-            for group in pins:
-                self.nets_of[group].append(e)
-        self.neighbours = [sorted({u for e in nets for u in form.nets[e]} - {v}) for v, nets in enumerate(self.nets_of)]
-        problem = form.problem
-        self.no_cpu = (form.cpu >= self.incumbent) | (problem.cpus == 0)
-        self.no_acc = ~form.supported | (problem.accelerators == 0) | (form.acc >= self.incumbent)
-        self.before = ancestor_bits(form.groups, form.arcs)
-        self.after = ancestor_bits(form.groups, [(b, a) for a, b in form.arcs])
-        self.sources: list[list[int]] = [[] for _ in range(form.groups)]
-        self.targets: list[list[int]] = [[] for _ in range(form.groups)]
-        for a, b in form.arcs:
-            self.sources[b].append(a)
-            self.targets[a].append(b)
-
-    def together(self, v: int, u: int) -> bool:
-        """True if some best plan has v on u's device."""
-        return self._follows(v, u) or self._inseparable(v, u)
-
-    def _follows(self, v: int, u: int) -> bool:
-        """True if moving v to u's device never raises a load: the second rule of the module."""
-        form = self.form
-        shared_cost = sum(float(form.cost[e]) for e in self.nets_of[v] if form.nets[e] == (min(u, v), max(u, v)))
-        other_cost = sum(float(form.cost[e]) for e in self.nets_of[v] if u not in form.nets[e])
-        if form.acc[v] + other_cost > shared_cost * (1 - 1e-12):
-            return False
-        cpu_ok = form.cpu[v] == 0 or bool(self.no_cpu[u])
-        acc_ok = (bool(form.supported[v]) and (form.size[v] == 0 or form.roomy)) or bool(self.no_acc[u])
-        return cpu_ok and acc_ok and self._may_move(v, u)
-
-    def _may_move(self, v: int, u: int) -> bool:
-        """True if moving v to u's stage keeps every forward edge in order."""
-        form = self.form
-        if not form.problem.contiguous or not form.ordered[v]:
-            return True
-        up = self.before[u] | 1 << u
-        down = self.after[u] | 1 << u
-        if u in self.sources[v] and all(up >> p & 1 for p in self.sources[v]):
-            return True
-        return u in self.targets[v] and all(down >> s & 1 for s in self.targets[v])
-
-    def _inseparable(self, v: int, u: int) -> bool:
-        """True if every plan with v and u apart has the incumbent's load or more: the third rule of the module."""
-        form = self.form
-        common = sum(float(form.cost[e]) for e in self.nets_of[v] if u in form.nets[e])
-        load_v, load_u = form.acc[v] + common, form.acc[u] + common
-        limit = self.incumbent
-        accs_full = max(load_v, load_u) >= limit or form.problem.accelerators < 2 or bool(self.no_acc[[u, v]].any())
-        v_cpu_full = bool(self.no_cpu[v]) or bool(self.no_acc[u]) or load_u >= limit
-        u_cpu_full = bool(self.no_cpu[u]) or bool(self.no_acc[v]) or load_v >= limit
-        cpus_full = form.problem.cpus < 2 or bool(self.no_cpu[[u, v]].any())
-        return accs_full and v_cpu_full and u_cpu_full and cpus_full
+def _followers(form: Form, no_acc: np.ndarray, no_cpu: np.ndarray) -> list[tuple[int, int]]:
+    """Pairs (v, u) where moving v to the device of u never raises a load; no group is next to two pairs."""
+    nets_of: list[list[int]] = [[] for _ in range(form.groups)]
+    for e, pins in enumerate(form.nets):
+        for group in pins:
+            nets_of[group].append(e)
+    neighbours = [sorted({u for e in nets for u in form.nets[e]} - {v}) for v, nets in enumerate(nets_of)]
+    pairs, busy = [], np.zeros(form.groups, dtype=bool)
+    for v, nets in enumerate(nets_of):
+        for u in neighbours[v]:
+            shared = sum(form.cost[e] for e in nets if form.nets[e] == (min(u, v), max(u, v)))
+            other = sum(form.cost[e] for e in nets if u not in form.nets[e])
+            cpu_ok = form.cpu[v] == 0 or no_cpu[u]
+            acc_ok = (form.supported[v] and (form.size[v] == 0 or form.roomy)) or no_acc[u]
+            if form.acc[v] + other <= shared * (1 - 1e-12) and cpu_ok and acc_ok and not (busy[v] or busy[u]):
+                pairs.append((v, u))
+                # The rule reads the neighbours of both groups, so these must not be merged in the same pass.
+                busy[[v, u, *neighbours[v], *neighbours[u]]] = True
+    return pairs
 
 
 def simple_bound(form: Form) -> float:
@@ -251,25 +211,21 @@ def simple_bound(form: Form) -> float:
 def fluid_bound(form: Form) -> float:
     """Least largest load in ms if groups could be split at will and transfers were free; O(g log g).
 
-    The groups with the smallest ratio of CPU time to accelerator time go to the CPUs.
+    The groups with the smallest ratio of CPU time to accelerator time go to the CPUs, the last of them in part, so that
+    both kinds of devices finish together.
     """
     accs, cpus = form.problem.accelerators, form.problem.cpus
-    cpu_only = ~form.supported
-    cpu_done, acc_left = float(form.cpu[cpu_only].sum()), float(form.acc[form.supported].sum())
-    if not cpus:
-        return acc_left / accs
     if not accs:
         return float(form.cpu.sum()) / cpus
     free = np.flatnonzero(form.supported & (form.acc > 0))
+    if not cpus:
+        return float(form.acc[free].sum()) / accs
     order = free[np.argsort(form.cpu[free] / form.acc[free], kind="stable")]
-    for v in order:
-        acc, cpu = float(form.acc[v]), float(form.cpu[v])
-        if (cpu_done + cpu) / cpus >= (acc_left - acc) / accs:
-            # With this share of the group on the CPUs, both kinds of devices finish together.
-            share = (acc_left / accs - cpu_done / cpus) / (cpu / cpus + acc / accs)
-            return max(acc_left / accs - max(share, 0.0) * acc / accs, cpu_done / cpus)
-        cpu_done, acc_left = cpu_done + cpu, acc_left - acc
-    return max(acc_left / accs, cpu_done / cpus)
+    moved = np.arange(len(order) + 1)
+    acc_ms = (form.acc[order].sum() - np.cumsum([0.0, *form.acc[order]])) / accs
+    cpu_ms = (form.cpu[~form.supported].sum() + np.cumsum([0.0, *form.cpu[order]])) / cpus
+    even = np.interp(0.0, cpu_ms - acc_ms, moved)
+    return max(float(np.interp(even, moved, acc_ms)), float(np.interp(even, moved, cpu_ms)))
 
 
 def pigeonhole_bound(form: Form) -> float:
@@ -327,11 +283,14 @@ def space(problem: MaxLoadProblem) -> str:
 
 def canonical(problem: MaxLoadProblem, decision: MaxLoadDecision) -> MaxLoadDecision:
     """The same plan with equal devices numbered in the order of their first node, so that equal plans compare equal."""
-    names: dict[int, int] = {}
-    next_number = [0, problem.accelerators]
-    for device in decision:
-        if device not in names:
-            kind = int(device >= problem.accelerators)
-            names[device] = next_number[kind]
-            next_number[kind] += 1
-    return tuple(names[d] for d in decision)
+    numbers = device_numbers(problem.accelerators, decision)
+    return tuple(numbers[d] for d in decision)
+
+
+def group_devices(form: Form, plan: MaxLoadDecision) -> np.ndarray:
+    """int64 [g] device of each group; of a group on several devices, that of its node with the most work."""
+    nodes = np.array(plan, dtype=np.int64)
+    by_work = np.argsort(form.problem.accelerator_ms, kind="stable")
+    device = np.zeros(form.groups, dtype=np.int64)
+    device[form.group_of[by_work]] = nodes[by_work]
+    return device

@@ -2,8 +2,7 @@
 
 List scheduling: a node's urgency is the length of the longest path from its start to the end of the graph. The most
 urgent ready node goes to the device where it finishes first, into an idle gap if there is one. Then the best urgencies
-are perturbed at random. Lower bounds: the critical path, and the work between early and late nodes divided by the
-devices.
+are perturbed at random. Lower bounds: the critical path, and all work divided by the devices.
 
 Exact model: one optional interval per node and device, no overlap on a device, transfer delays between them. Times are
 integers in units of about 2^-40 of the known latency, rounded down, so that the bound is valid for the true times and
@@ -14,19 +13,18 @@ depends on the machine's speed only if the time limit ends the search.
 from __future__ import annotations
 
 import bisect
-import contextlib
 import heapq
 import math
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from planner.cp_sat import careful_solver, memory_units, solved
+from planner.cp_sat import careful_solver, memory_units, solved, weighted_sum
 from planner.graph import numbered_line
 from planner.memory import fits
-from planner.solvers.partition import PARTITION_SOLVERS, Deadline, OutOfTime, PartitionSolver, Search
-from planner.solvers.partition.types import NEVER
+from planner.solvers.partition import PARTITION_SOLVERS, Deadline, PartitionSolver, Search
+from planner.solvers.partition.types import NEVER, device_numbers
 from planner.space.partition import LatencyDecision, LatencyProblem
 
 if TYPE_CHECKING:
@@ -52,45 +50,24 @@ def path_ms(problem: LatencyProblem, deadline: Deadline = NEVER, *, to_end: bool
     path = np.zeros(problem.time_ms.shape)
     order = numbered_line(problem.nodes, problem.edges.tolist())
     neighbours = _neighbours(problem, backwards=not to_end)
-    hops = problem.hops.T if to_end else problem.hops
     for v in reversed(order) if to_end else order:
         deadline.check()
         for u in neighbours[v]:
-            transfers_ms = problem.transfer_ms[v if to_end else u] * hops
+            transfers_ms = problem.transfer_ms[v if to_end else u] * problem.hops
             through_u = (path[u] + problem.time_ms[u])[:, None] + transfers_ms
             path[v] = np.maximum(path[v], through_u.min(axis=0))
     return path
 
 
 def latency_bound(problem: LatencyProblem, deadline: Deadline = NEVER) -> float:
-    """Lower bound in ms: the critical path, or the work between early and late nodes divided by the devices.
+    """Lower bound in ms: the critical path, or all work divided by the devices; infinite if a node runs nowhere.
 
-    If the deadline passes, it is the best bound by then, at least the longest node.
+    Raises:
+        OutOfTime: the deadline passed.
     """
-    best = float(problem.time_ms.min(axis=1).max())
-    with contextlib.suppress(OutOfTime):
-        for bound in _rising_bounds(problem, deadline):
-            best = bound
-    return best * (1 - _ROUNDING)
-
-
-def _rising_bounds(problem: LatencyProblem, deadline: Deadline) -> Iterator[float]:
-    begin, to_end = path_ms(problem, deadline), path_ms(problem, deadline, to_end=True)
-    usable = np.isfinite(problem.time_ms)
-    head = np.where(usable, begin, np.inf).min(axis=1)
-    tail = np.where(usable, to_end, np.inf).min(axis=1)
-    bound = float((begin + problem.time_ms + to_end).min(axis=1).max())
-    yield bound
-    work = problem.time_ms.min(axis=1)
-    if not np.isfinite(bound):
-        return
-    for since in np.unique(head):
-        late = head >= since
-        order = np.argsort(-tail[late], kind="stable")
-        sums = np.cumsum(work[late][order]) / problem.devices
-        bound = max(bound, float((since + sums + tail[late][order]).max()))
-        yield bound
-        deadline.check()
+    through = path_ms(problem, deadline) + problem.time_ms + path_ms(problem, deadline, to_end=True)
+    work_ms = math.fsum(problem.time_ms.min(axis=1))
+    return max(float(through.min(axis=1).max()), work_ms / problem.devices) * (1 - _ROUNDING)
 
 
 def _neighbours(problem: LatencyProblem, *, backwards: bool) -> list[list[int]]:
@@ -106,7 +83,7 @@ _PLACES_PER_S = 50_000.0
 """Pairs of node and device tried per second of `work_s`; a slow core does about as many."""
 _SEED = 20240229
 _SHARE = 0.25
-"""Fraction of the time and work of a search, if other solvers follow."""
+"""Fraction of the time and work of a search."""
 
 
 def solve_latency_by_list(search: Search) -> None:
@@ -117,9 +94,8 @@ def solve_latency_by_list(search: Search) -> None:
     if math.isinf(search.bound):  # a node can run on no device
         return
     scheduler, rounds = _ListScheduler(problem), 0
-    work_s = search.work_s * (1.0 if search.alone else _SHARE)
     random = np.random.default_rng(_SEED)
-    affordable = max(1, int(_PLACES_PER_S * work_s / (problem.nodes * problem.devices)))
+    affordable = max(1, int(_PLACES_PER_S * _SHARE * search.work_s / (problem.nodes * problem.devices)))
     leading = (path_ms(problem, search.deadline, to_end=True) + problem.time_ms).min(axis=1)
     while rounds < min(_ROUNDS, affordable) and search.objective > search.bound * (1 + 1e-12):
         urgency = leading * random.uniform(0.8, 1.25, problem.nodes) if rounds else leading
@@ -134,21 +110,16 @@ class _ListScheduler:
 
     def __init__(self, problem: LatencyProblem) -> None:
         self.problem = problem
-        of_colour: dict[int, list[int]] = {}
-        for v, colour in enumerate(problem.colour.tolist()):
-            of_colour.setdefault(colour, []).append(v)
-        self.groups = [[v] if c < 0 else of_colour[c] for v, c in enumerate(problem.colour.tolist())]
-        line = numbered_line(problem.nodes, problem.edges.tolist())
-        self.depth = {v: place for place, v in enumerate(line)}
+        self.groups = [[v] if c < 0 else np.flatnonzero(problem.colour == c) for v, c in enumerate(problem.colour)]
+        self.depth = _depths(problem)
         self.reads, self.readers = _neighbours(problem, backwards=True), _neighbours(problem, backwards=False)
 
     def schedule(self, urgency: np.ndarray, deadline: Deadline) -> LatencyDecision | None:
         """Place all nodes, most urgent ready node first; None if a node fits no device."""
         n, devices = self.problem.nodes, self.problem.devices
         self.place, self.begin, self.finish = [-1] * n, [0.0] * n, [0.0] * n
-        self.busy: list[list[tuple[float, float]]] = [
-            [] for _ in range(devices)
-        ]  # (begin, end) of nodes, in time order
+        # (begin, end) of each device's nodes, in time order
+        self.busy: list[list[tuple[float, float]]] = [[] for _ in range(devices)]
         self.held = [0.0] * devices
         waiting = [len(reads) for reads in self.reads]
         ready = [(-float(urgency[v]), v) for v in range(n) if waiting[v] == 0]
@@ -162,8 +133,7 @@ class _ListScheduler:
                 waiting[reader] -= 1
                 if waiting[reader] == 0:
                     heapq.heappush(ready, (-float(urgency[reader]), reader))
-        order = sorted(range(n), key=lambda v: (self.begin[v], self.finish[v], self.depth[v]))
-        return LatencyDecision(tuple(self.place), tuple(order))
+        return _decision(self.place, self.begin, self.finish, self.depth)
 
     def _place_node(self, node: int) -> bool:
         """Put a node on the device where it finishes first; False if it fits none.
@@ -171,7 +141,7 @@ class _ListScheduler:
         The first node of a colour reserves memory for all its nodes.
         """
         problem, group = self.problem, self.groups[node]
-        colour_device = next((self.place[v] for v in group if self.place[v] >= 0), -1)
+        colour_device = max(self.place[v] for v in group)
         size = float(problem.size_bytes[group].sum())
         best: tuple[float, float, int] | None = None
         for device in range(problem.devices) if colour_device < 0 else (colour_device,):
@@ -207,6 +177,19 @@ def _first_gap(busy: list[tuple[float, float]], arrival: float, seconds: float) 
     return begin
 
 
+def _depths(problem: LatencyProblem) -> list[int]:
+    """The position of each node in a topological order."""
+    return [int(i) for i in np.argsort(numbered_line(problem.nodes, problem.edges.tolist()))]
+
+
+def _decision(
+    place: Sequence[int], begin: Sequence[float], finish: Sequence[float], depth: Sequence[int]
+) -> LatencyDecision:
+    """The plan in which nodes take turns in the order in which they begin."""
+    order = sorted(range(len(place)), key=lambda v: (begin[v], finish[v], depth[v]))
+    return LatencyDecision(tuple(place), tuple(order))
+
+
 PARTITION_SOLVERS.register(
     "latency-list", PartitionSolver(LatencyProblem, solve_latency_by_list, share=lambda _: _SHARE)
 )
@@ -224,13 +207,19 @@ def solve_latency_by_cp_sat(search: Search) -> None:
     if not np.isfinite(problem.time_ms).any(axis=1).all():
         search.prove(math.inf)
         return
+    from ortools.sat.python import cp_model
+
     model = _Model(problem, search.objective, search.bound, search.deadline)
     if search.decision is not None:
         model.hint(search.decision)
     search.deadline.check()
-    plan, bound_ms, branches = model.solve(search)
-    search.count(branches=branches)
-    search.offer(plan)
+    solver = careful_solver(_WORK * search.work_s, search.deadline.left_s, seed=1)
+    status = solved(solver, model.program)
+    search.count(branches=int(solver.num_branches))
+    if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        search.offer(model.decision(solver.value))
+    # The horizon is the known latency: if the model is infeasible, no plan is better than the known one.
+    bound_ms = math.inf if status == cp_model.INFEASIBLE else solver.best_objective_bound / model.scale
     search.prove(min(bound_ms, search.objective))
 
 
@@ -240,94 +229,72 @@ class _Model:
     def __init__(self, problem: LatencyProblem, known_ms: float, bound_ms: float, deadline: Deadline) -> None:
         from ortools.sat.python import cp_model
 
-        self.problem, self.bound_ms, self.deadline = problem, bound_ms, deadline
+        self.problem, self.deadline = problem, deadline
         self.program = cp_model.CpModel()
+        self.usable = np.isfinite(problem.time_ms)
         top = known_ms
         if not math.isfinite(top):
-            usable = np.where(np.isfinite(problem.time_ms), problem.time_ms, 0.0)
-            top = float(usable.max(axis=1).sum() + problem.transfer_ms.sum() * max(float(problem.hops.max()), 1.0))
+            slowest = np.where(self.usable, problem.time_ms, 0.0).max(axis=1)
+            top = float(slowest.sum() + problem.transfer_ms.sum() * max(float(problem.hops.max()), 1.0))
         self.scale = 2.0 ** (_TIME_BITS - math.frexp(max(top, 1e-300))[1])
-        self.horizon = math.ceil(top * self.scale) + 1
-        self._place()
-        self._time()
+        horizon = math.ceil(top * self.scale) + 1
+        self.on = self._placed()
+        self.latency = self.program.new_int_var(self._whole(bound_ms), horizon, "latency")
+        head = np.where(self.usable, path_ms(problem, deadline), np.inf).min(axis=1)
+        self.begin = [self.program.new_int_var(self._whole(start), horizon, "") for start in head]
+        self._run()
         self._follow()
         self._break_symmetry()
-
-    def _whole(self, milliseconds: float) -> int:
-        return math.floor(milliseconds * self.scale)
-
-    def _place(self) -> None:
-        p = self.problem
-        self.on: list[list[cp_model.IntVar | None]] = []
-        first_of_colour: dict[int, list[cp_model.IntVar | None]] = {}
-        for v in range(p.nodes):
-            self.deadline.check()
-            colour = int(p.colour[v])
-            row = first_of_colour.get(colour)
-            if row is None:
-                row = [
-                    self.program.new_bool_var(f"on{v}_{d}") if math.isfinite(p.time_ms[v, d]) else None
-                    for d in range(p.devices)
-                ]
-                self.program.add_exactly_one([x for x in row if x is not None])
-                if colour >= 0:
-                    first_of_colour[colour] = row
-            for d in range(p.devices):
-                x = row[d]
-                if x is not None and not math.isfinite(p.time_ms[v, d]):
-                    self.program.add(x == 0)
-            self.on.append(row)
-        self._limit_memory()
-
-    def _limit_memory(self) -> None:
-        p = self.problem
-        if not math.isfinite(p.memory_bytes):
-            return
-        sizes, room = memory_units(p.size_bytes, p.memory_bytes)
-        for d in range(p.devices):
-            if p.limited[d]:
-                terms = [size * x for size, row in zip(sizes, self.on, strict=True) if (x := row[d]) is not None]
-                self.program.add(sum(terms) <= room)
-
-    def _time(self) -> None:
-        p = self.problem
-        head = np.where(np.isfinite(p.time_ms), path_ms(p, self.deadline), np.inf).min(axis=1)
-        tail = path_ms(p, self.deadline, to_end=True)
-        self.begin: list[cp_model.IntVar] = []
-        self.latency = self.program.new_int_var(0, self.horizon, "latency")
-        intervals: list[list[Any]] = [[] for _ in range(p.devices)]
-        for v in range(p.nodes):
-            self.deadline.check()
-            begin = self.program.new_int_var(self._whole(float(head[v])), self.horizon, f"begin{v}")
-            self.begin.append(begin)
-            for d in range(p.devices):
-                x = self.on[v][d]
-                if x is None or not math.isfinite(p.time_ms[v, d]):
-                    continue
-                length = self._whole(float(p.time_ms[v, d]))
-                intervals[d].append(self.program.new_optional_fixed_size_interval_var(begin, length, x, f"run{v}_{d}"))
-                to_end = self._whole(float(tail[v, d]))
-                self.program.add(self.latency >= begin + length + to_end).only_enforce_if(x)
-        for d in range(p.devices):
-            self.program.add_no_overlap(intervals[d])
-        self.program.add(self.latency >= self._whole(self.bound_ms))
         self.program.minimize(self.latency)
 
+    def _whole(self, milliseconds: float) -> int:
+        return math.floor(float(milliseconds) * self.scale)
+
+    def _placed(self) -> list[list[cp_model.IntVar]]:
+        """By node and device, whether the node is there; nodes of one colour have the same variables."""
+        p, of_colour, on = self.problem, {}, []
+        for v, colour in enumerate(p.colour.tolist()):
+            self.deadline.check()
+            key = colour if colour >= 0 else -1 - v
+            if key not in of_colour:
+                of_colour[key] = [self.program.new_bool_var("") for _ in range(p.devices)]
+                self.program.add_exactly_one(of_colour[key])
+            on.append(of_colour[key])
+            for d in np.flatnonzero(~self.usable[v]).tolist():
+                self.program.add(on[v][d] == 0)
+        if math.isfinite(p.memory_bytes):
+            sizes, room = memory_units(p.size_bytes, p.memory_bytes)
+            for d in range(p.accelerators):
+                self.program.add(weighted_sum([(on[v][d], size) for v, size in enumerate(sizes)]) <= room)
+        return on
+
+    def _run(self) -> None:
+        """A device runs one node at a time, and the latency covers the shortest way from each to the end."""
+        p = self.problem
+        tail = path_ms(p, self.deadline, to_end=True)
+        intervals: list[list[cp_model.IntervalVar]] = [[] for _ in range(p.devices)]
+        for v, d in np.argwhere(self.usable).tolist():
+            self.deadline.check()
+            begin, placed, length = self.begin[v], self.on[v][d], self._whole(p.time_ms[v, d])
+            intervals[d].append(self.program.new_optional_fixed_size_interval_var(begin, length, placed, ""))
+            end = begin + length + self._whole(tail[v, d])
+            self.program.add(self.latency >= end).only_enforce_if(placed)
+        for of_device in intervals:
+            self.program.add_no_overlap(of_device)
+
     def _follow(self) -> None:
+        """A node begins when all results that it reads have arrived."""
         p = self.problem
         for u, v in p.edges.tolist():
             self.deadline.check()
-            for a in range(p.devices):
-                u_on_a = self.on[u][a]
-                if u_on_a is None or not math.isfinite(p.time_ms[u, a]):
-                    continue
-                end = self.begin[u] + self._whole(float(p.time_ms[u, a]))
-                self.program.add(self.begin[v] >= end).only_enforce_if(u_on_a)
-                for b in range(p.devices):
-                    v_on_b = self.on[v][b]
-                    delay = self._whole(float(p.transfer_ms[u] * p.hops[a, b]))
-                    if v_on_b is not None and delay > 0:
-                        self.program.add(self.begin[v] >= end + delay).only_enforce_if([u_on_a, v_on_b])
+            for a in np.flatnonzero(self.usable[u]).tolist():
+                end = self.begin[u] + self._whole(p.time_ms[u, a])
+                self.program.add(self.begin[v] >= end).only_enforce_if(self.on[u][a])
+                for b in np.flatnonzero(self.usable[v]).tolist():
+                    delay = self._whole(p.transfer_ms[u] * p.hops[a, b])
+                    if delay > 0:
+                        both = self.on[u][a], self.on[v][b]
+                        self.program.add(self.begin[v] >= end + delay).only_enforce_if(*both)
 
     def _break_symmetry(self) -> None:
         """A node may use a device only if an earlier node uses the interchangeable device before it."""
@@ -337,47 +304,25 @@ class _Model:
                 continue
             for v in range(p.nodes):
                 self.deadline.check()
-                x = self.on[v][d]
-                earlier = [y for u in range(v) if (y := self.on[u][d - 1]) is not None]
-                if x is not None:
-                    self.program.add_bool_or([x.negated(), *earlier])
+                self.program.add_bool_or([~self.on[v][d], *(self.on[u][d - 1] for u in range(v))])
 
     def hint(self, decision: LatencyDecision) -> None:
         """Hint a plan, with interchangeable devices renumbered to keep the symmetry breaking."""
-        p = self.problem
-        name: dict[int, int] = {}
-        for device in decision.devices:
-            if device not in name:
-                group = [d for d in range(p.devices) if p.limited[d] == p.limited[device]]
-                name[device] = next(d for d in group if d not in name.values())
-        hinted: set[int] = set()
-        for v, device in enumerate(decision.devices):
-            for d in range(p.devices):
-                x = self.on[v][d]
-                if x is not None and x.index not in hinted:
-                    hinted.add(x.index)
-                    self.program.add_hint(x, name[device] == d)
+        numbers = device_numbers(self.problem.accelerators, decision.devices)
+        hints = {
+            x.index: (x, numbers[device] == d)
+            for row, device in zip(self.on, decision.devices, strict=True)
+            for d, x in enumerate(row)
+        }
+        for x, value in hints.values():
+            self.program.add_hint(x, value)
 
-    def solve(self, search: Search) -> tuple[LatencyDecision | None, float, int]:
-        """The best plan (None without one), a lower bound in ms (infinite if no plan exists), and branches."""
-        from ortools.sat.python import cp_model
-
-        known_ms = search.objective
-        solver = careful_solver(_WORK * search.work_s, search.deadline.left_s, seed=1)
-        solver.best_bound_callback = lambda value: search.prove(min(value / self.scale, known_ms))
-        status = solved(solver, self.program)
-        if status == cp_model.INFEASIBLE:
-            # The horizon is the known latency, so no plan is better than the known one.
-            return None, (known_ms if math.isfinite(known_ms) else math.inf), int(solver.num_branches)
-        bound = solver.best_objective_bound / self.scale
-        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-            return None, bound, int(solver.num_branches)
-        place = [next(d for d, x in enumerate(row) if x is not None and solver.value(x)) for row in self.on]
-        depth = {v: i for i, v in enumerate(numbered_line(self.problem.nodes, self.problem.edges.tolist()))}
-        begin = [solver.value(x) for x in self.begin]
-        lengths = [self._whole(float(self.problem.time_ms[v, place[v]])) for v in range(self.problem.nodes)]
-        order = sorted(range(self.problem.nodes), key=lambda v: (begin[v], lengths[v], depth[v]))
-        return LatencyDecision(tuple(place), tuple(order)), bound, int(solver.num_branches)
+    def decision(self, value: Callable[[cp_model.IntVar], int]) -> LatencyDecision:
+        """The plan that a solution states."""
+        place = [next(d for d, x in enumerate(row) if value(x)) for row in self.on]
+        begin = [value(x) for x in self.begin]
+        finish = [b + self._whole(self.problem.time_ms[v, place[v]]) for v, b in enumerate(begin)]
+        return _decision(place, begin, finish, _depths(self.problem))
 
 
 PARTITION_SOLVERS.register("latency-cp-sat", PartitionSolver(LatencyProblem, solve_latency_by_cp_sat, turn=1))

@@ -7,9 +7,8 @@ parts below T matter, and only ideals whose remaining work fits the remaining de
 load, few ideals around the multiples of the mean remain, so that graphs with tens of thousands of ideals are quick.
 
 The program first runs on the prefixes of a few topological orders, which gives a good plan, then on all ideals, which
-improves it or proves it optimal. Two cases are left to CP-SAT: too many ideals, and loose groups, those without forward
-nodes, which no order constrains. The program leaves loose groups out and restricts nets to the other groups. No plan
-has smaller loads than that, so that the result is a lower bound if there are loose groups, and exact otherwise.
+improves it or proves it optimal. Two cases are left to CP-SAT: too many ideals, and the proof where there are loose
+groups, those without forward nodes, which no order constrains: the program merges each with its costliest neighbour.
 
 Times are rounded to multiples of 2^-50 of their total, so that all sums are exact in any order.
 """
@@ -17,7 +16,7 @@ Times are rounded to multiples of 2^-50 of their total, so that all sums are exa
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -34,49 +33,35 @@ from planner.solvers.partition._max_load_form import (
     simple_bound,
     space,
 )
-from planner.solvers.partition.max_load_moves import improve
-from planner.solvers.partition.types import NEVER, Deadline, OutOfTime
+from planner.solvers.partition.types import NEVER, Deadline
 from planner.space.partition import MaxLoadProblem
 
 _FREE = 1e-10
 """Relative difference of loads from which on a plan counts as better than another."""
 
 
-@dataclass(frozen=True, slots=True)
-class Chain:
-    """The best chain of a set of ideals.
-
-    Attributes:
-        device_of_group: accelerators in the order of the chain, then CPUs; -1 for loose groups; None if no chain is
-            below the limit.
-        load_ms: its largest load; infinite if there is none.
-        complete: whether all chains were covered (false when time ran out).
-        pairs: pairs of ideals that were priced.
-    """
-
-    device_of_group: tuple[int, ...] | None
-    load_ms: float
-    complete: bool
-    pairs: int
-
-
-def best_chain(form: Form, ideals: np.ndarray, limit_ms: float, deadline: Deadline = NEVER) -> Chain:
+def best_chain(
+    form: Form, ideals: np.ndarray, limit_ms: float, deadline: Deadline = NEVER
+) -> tuple[np.ndarray | None, float]:
     """The chain through some ideals of a form with the smallest largest load.
 
     Args:
-        form: the problem on groups.
-        ideals: uint64 [ideals, words] bit sets of its ordered groups, without repetition; the empty and the full set
-            must be among them.
+        form: the problem on groups, all of which have a forward node.
+        ideals: uint64 [ideals, words] bit sets of its groups, without repetition; the empty and the full set must be
+            among them.
         limit_ms: only chains with a smaller load count.
         deadline: when to stop.
 
+    Returns:
+        int64 [g] the device of each group, accelerators in the order of the chain, then CPUs; and the largest load, ms.
+        None and infinity if no chain is below the limit.
+
+    Raises:
+        OutOfTime: the deadline passed.
+
     Complexity: O(ideals * (ideals in a window) * (words + nets cut by an ideal)).
     """
-    search = _Search(form, limit_ms, deadline)
-    try:
-        return search.run(ideals)
-    except OutOfTime:
-        return Chain(None, math.inf, False, search.pairs)
+    return _Search(form, limit_ms, deadline).run(ideals)
 
 
 class _Search:
@@ -96,17 +81,15 @@ class _Search:
             ratio = np.where(acc > 0, acc / cpu, 0.0)
         self.ratio = float(ratio.max(initial=0.0)) if self.cpus else 0.0
         self.times = acc, cpu
-        self.pairs = 0
 
     def _load_family(self, ideals: np.ndarray) -> None:
         form, (acc, cpu) = self.form, self.times
         columns = np.column_stack([acc, cpu, form.size, (~form.supported).astype(float), np.ones(form.groups)])
-        columns[~form.ordered] = 0.0
         sums = _weigh(ideals, columns, self.deadline)
-        ends = sums[:, 4].min(initial=np.inf), sums[:, 4].max(initial=0)
-        sums, ideals = self._within_reach(sums, ideals)
-        self.hopeless = not ({ends[0], ends[1]} <= set(sums[:, 4].tolist()))
-        order = np.lexsort((*ideals.T, sums[:, 4], sums[:, 0]))
+        reach = self._within_reach(sums[:, 0])
+        kept = np.flatnonzero(reach.any(axis=(1, 2)))
+        order = kept[np.lexsort((*ideals[kept].T, sums[kept, 4], sums[kept, 0]))]
+        self.reach = reach[order]
         self.bits = np.ascontiguousarray(ideals[order])
         self.missing = ~self.bits
         self.acc, self.cpu, self.size, self.unsupported = (np.ascontiguousarray(sums[order, k]) for k in range(4))
@@ -114,29 +97,27 @@ class _Search:
         self.cpu_floor = np.minimum.accumulate(self.cpu[::-1])[::-1]
         self.frontier, self.frontier_cost, self.cut = self._frontiers()
 
-    def _within_reach(self, sums: np.ndarray, ideals: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Keep ideals that some devices can hold below the limit while the other devices hold the remaining groups."""
-        done, total = sums[:, 0], float(sums[:, 0].max(initial=0.0))
-        slack = 1 + 1e-9
-        keep = np.zeros(len(sums), dtype=bool)
-        for a in range(self.accs + 1):
-            self.deadline.check()
-            for c in range(self.cpus + 1):
-                keep |= (done <= self._capacity(a, c) * slack) & (
-                    total - done <= self._capacity(self.accs - a, self.cpus - c) * slack
-                )
-        return sums[keep], ideals[keep]
+    def _within_reach(self, done: np.ndarray) -> np.ndarray:
+        """bool [ideals, cpus + 1, accelerators + 1]: so many devices can hold an ideal, and the others the rest.
 
-    def _capacity(self, accs: int | np.ndarray, cpus: int | np.ndarray) -> float | np.ndarray:
+        Both below the limit. If all devices together cannot do all the work, nothing is within reach.
+        """
+        rest, slack = float(done.max(initial=0.0)) - done, 1 + 1e-9
+        reach = np.zeros((len(done), self.cpus + 1, self.accs + 1), dtype=bool)
+        for c, a in np.ndindex(reach.shape[1:]):
+            self.deadline.check()
+            others = self._capacity(self.accs - a, self.cpus - c)
+            reach[:, c, a] = (done <= self._capacity(a, c) * slack) & (rest <= others * slack)
+        return reach
+
+    def _capacity(self, accs: int, cpus: int) -> float:
         """Upper bound on the accelerator time of the work that so many devices do below the limit."""
-        with np.errstate(invalid="ignore"):
-            return accs * self.limit + np.where(np.asarray(cpus) > 0, cpus * self.limit * self.ratio, 0.0)
+        return accs * self.limit + (cpus * self.limit * self.ratio if cpus else 0.0)
 
     def _frontiers(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """[ideals, width] nets cut by each ideal (padded with the number of nets), their costs; [ideals] cost sums."""
         width = self.bits.shape[1]
-        ordered = [[v for v in pins if self.form.ordered[v]] for pins in self.form.nets]
-        self.pins = np.array([bit_row(pins, width) for pins in ordered], dtype=np.uint64).reshape(-1, width)
+        self.pins = np.array([bit_row(pins, width) for pins in self.form.nets], dtype=np.uint64).reshape(-1, width)
         rows, nets = [], []
         for e, pins in enumerate(self.pins):
             self.deadline.check()
@@ -159,42 +140,31 @@ class _Search:
         costs = np.append(self.cost, 0.0)[padded]
         return padded, costs, costs.sum(axis=1)
 
-    def run(self, ideals: np.ndarray) -> Chain:
+    def run(self, ideals: np.ndarray) -> tuple[np.ndarray | None, float]:
         """Fill the table, one ideal after the other in the order of accelerator time, and trace the best chain."""
         self._load_family(ideals)
         count = len(self.bits)
+        if not count:
+            return None, math.inf
         shape = (count, self.cpus + 1, self.accs + 1)
         self.value = np.full(shape, np.inf)
         self.parent = np.full(shape, -1, dtype=np.int32)
         self.by_cpu = np.zeros(shape, dtype=bool)
-        if self.hopeless:
-            return Chain(None, math.inf, True, 0)
         self.value[0, 0, 0] = 0.0
-        cpus, accs = np.meshgrid(np.arange(self.cpus + 1), np.arange(self.accs + 1), indexing="ij")
-        room = np.asarray(self._capacity(self.accs - accs, self.cpus - cpus))
-        room_after = np.asarray(self._capacity(np.maximum(self.accs - accs - 1, 0), self.cpus - cpus))
-        if self.cpus:
-            by_cpu = np.asarray(self._capacity(self.accs - accs, np.maximum(self.cpus - cpus - 1, 0)))
-            room_after = np.maximum(room_after, by_cpu)
-        total = self.acc[-1]
         for i in range(count - 1):
-            active = (self.value[i] < self.limit) & (total - self.acc[i] <= room * (1 + 1e-9))
-            if not active.any():
-                continue
-            self.deadline.check()
-            self._extend(i, active, total - float(room_after[active].max()) * (1 + 1e-9))
+            if (self.value[i] < self.limit).any():
+                self.deadline.check()
+                self._extend(i)
         return self._trace()
 
-    def _extend(self, i: int, active: np.ndarray, least_acc: float) -> None:
+    def _extend(self, i: int) -> None:
         """Put one more device after the chains that end at ideal i: relax the states of all later ideals in reach."""
-        low = max(i + 1, int(np.searchsorted(self.acc, least_acc, side="left")))
         high = int(np.searchsorted(self.acc, self.acc[i] + self.limit, side="left"))
         if self.cpus:
             high = max(high, int(np.searchsorted(self.cpu_floor, self.cpu[i] + self.limit, side="left")))
-        after = np.arange(low, high)
+        after = np.arange(i + 1, high)
         for w in np.flatnonzero(self.bits[i])[::-1]:
             after = after[(self.missing[after, w] & self.bits[i, w]) == 0]
-        values = np.where(active, self.value[i], np.inf)
         work = self.acc[after] - self.acc[i]
         if self.accs:
             possible = (
@@ -205,12 +175,11 @@ class _Search:
             targets = after[possible]
             load = work[possible] + self._transfers(i, targets)
             keep = load < self.limit
-            self._offer(i, targets[keep], load[keep], values[:, :-1], (slice(None), slice(1, None)), False)
-            self.pairs += len(targets)
+            self._offer(i, targets[keep], load[keep], cpu=0)
         if self.cpus:
             load = self.cpu[after] - self.cpu[i]
             keep = load < self.limit
-            self._offer(i, after[keep], load[keep], values[:-1], (slice(1, None), slice(None)), True)
+            self._offer(i, after[keep], load[keep], cpu=1)
 
     def _transfers(self, i: int, after: np.ndarray) -> np.ndarray:
         """[after] cost of the nets that the part between ideal i and each later ideal holds in part."""
@@ -226,27 +195,22 @@ class _Search:
             cost += self.cost[e] * reached
         return np.asarray(cost)
 
-    def _offer(
-        self, i: int, targets: np.ndarray, load: np.ndarray, before: np.ndarray, to: tuple[slice, slice], cpu: bool
-    ) -> None:
-        """Lower the values of the target ideals: parts with these loads behind the states of ideal i."""
-        if not len(targets) or not before.size:
-            return
+    def _offer(self, i: int, targets: np.ndarray, load: np.ndarray, cpu: int) -> None:
+        """Lower the values of the target ideals: a CPU (1) or an accelerator (0) with these loads behind ideal i."""
+        before = self.value[i, : self.cpus + 1 - cpu, : self.accs + cpu]
+        to = slice(cpu, None), slice(1 - cpu, None)
         offered = np.maximum(before[None], load[:, None, None])
-        better = offered < self.value[(targets, *to)]
-        rows, c, a = np.nonzero(better)
-        c_to, a_to = c + (1 if cpu else 0), a + (0 if cpu else 1)
-        self.value[targets[rows], c_to, a_to] = offered[rows, c, a]
-        self.parent[targets[rows], c_to, a_to] = i
-        self.by_cpu[targets[rows], c_to, a_to] = cpu
+        rows, c, a = np.nonzero((offered < self.value[(targets, *to)]) & self.reach[(targets, *to)])
+        at = targets[rows], c + cpu, a + 1 - cpu
+        self.value[at], self.parent[at], self.by_cpu[at] = offered[rows, c, a], i, cpu
 
-    def _trace(self) -> Chain:
+    def _trace(self) -> tuple[np.ndarray | None, float]:
         last = len(self.bits) - 1
         best = int(np.argmin(self.value[last]))
         c, a = divmod(best, self.accs + 1)
         load = float(self.value[last, c, a])
         if not load < self.limit:
-            return Chain(None, math.inf, True, self.pairs)
+            return None, math.inf
         device = np.full(self.form.groups, -1, dtype=np.int64)
         i = last
         while i != 0:
@@ -257,7 +221,7 @@ class _Search:
             c, a = (c - 1, a) if cpu else (c, a - 1)
             device[members] = self.accs + c if cpu else a
             i = before
-        return Chain(tuple(int(d) for d in device), load / self.scale, True, self.pairs)
+        return device, load / self.scale
 
 
 def _weigh(ideals: np.ndarray, columns: np.ndarray, deadline: Deadline) -> np.ndarray:
@@ -271,9 +235,6 @@ def _weigh(ideals: np.ndarray, columns: np.ndarray, deadline: Deadline) -> np.nd
 
 
 _SHARE = 0.3
-_SETTLING_PATIENCE = 4
-_LONG = 800
-"""With more groups than this, the first plan is sought along a single order."""
 MOST_IDEALS = 400_000
 """With more ideals than this the proof is left to CP-SAT."""
 
@@ -282,67 +243,36 @@ def solve_by_ideals(search: Search) -> None:
     """Find and prove the best contiguous plan; for a non-contiguous problem it is a good plan without proof."""
     problem: MaxLoadProblem = search.problem
     search.space = space(problem)
-    search.offer_all((search.solver, plan) for _, plan in problem.trivial())
     prove(search, simple_bound(form_of(problem)))
-    if problem.contiguous:
-        _by_chains(search)
+    unreduced = form_of(replace(problem, contiguous=True))
+    form = glued(reduce_form(unreduced, search.objective, search.deadline))
+    lines = topological_lines(form.groups, form.arcs)
+    # All orders together may run out of time; a single one is much quicker and gives a plan at least.
+    for some_lines in (lines[:1], lines):
+        _offer_best_chain(search, form, prefix_ideals(form.groups, some_lines))
+    if search.settled:
         return
-    chained = Search(replace(problem, contiguous=True), search.deadline.left_s)
-    chained.offer(search.decision)
-    try:
-        _by_chains(chained)
-    finally:
-        search.offer(chained.decision)
-
-
-def _by_chains(search: Search) -> None:
-    """Find a plan on the prefixes of a few orders with loose groups merged, then improve it on all ideals."""
-    problem: MaxLoadProblem = search.problem
-    unreduced = form_of(problem)
-    form = reduce_form(unreduced, search.objective, search.deadline)
-    merged = merge_groups(form, glue(form))
-    lines = topological_lines(merged.groups, merged.arcs)
-    if merged.groups > _LONG:
-        # All orders together may run out of time; a single one is much quicker and gives a plan at least.
-        first = prefix_ideals(merged.groups, lines[:1])
-        _offer_chain(search, merged, best_chain(merged, first, search.objective, search.deadline))
-    prefixes = prefix_ideals(merged.groups, lines)
-    _offer_chain(search, merged, best_chain(merged, prefixes, search.objective, search.deadline))
-    if search.decision is not None and not unreduced.ordered.all():
-        # The merge fixed the loose groups; now let each move to its best device.
-        improve(search, search.decision, patience=_SETTLING_PATIENCE)
-    if not search.settled:
-        _by_all_ideals(search, reduce_form(unreduced, search.objective, search.deadline))
-
-
-def _by_all_ideals(search: Search, form: Form) -> None:
-    """Improve plan and bound on all ideals, unless there are more than `MOST_IDEALS`."""
-    search.count(groups=form.groups)
-    ideals = enumerate_ideals(form.groups, form.arcs, MOST_IDEALS, only=form.ordered, check=search.deadline.check)
+    form = glued(reduce_form(unreduced, search.objective, search.deadline))
+    ideals = enumerate_ideals(form.groups, form.arcs, MOST_IDEALS, check=search.deadline.check)
     if ideals is None:
         return
-    search.count(ideals=len(ideals))
-    chain = best_chain(form, ideals, search.objective, search.deadline)
-    search.count(pairs=chain.pairs)
-    if not chain.complete:
-        return
+    search.count(groups=form.groups, ideals=len(ideals))
     known_load = search.objective
-    has_loose = not form.ordered.all()
-    if chain.device_of_group is not None and has_loose:
-        seated = form.decision(_with_loose_groups(form, chain.device_of_group))
-        improve(search, seated, patience=_SETTLING_PATIENCE)
-    elif not has_loose:
-        _offer_chain(search, form, chain)
-    prove(search, min(chain.load_ms, known_load))
+    load_ms = _offer_best_chain(search, form, ideals)
+    if problem.contiguous and unreduced.ordered.all():
+        prove(search, min(load_ms, known_load))
 
 
-def _offer_chain(search: Search, form: Form, chain: Chain) -> None:
-    if chain.device_of_group is not None:
-        search.offer(canonical(search.problem, form.decision(chain.device_of_group)))
+def _offer_best_chain(search: Search, form: Form, ideals: np.ndarray) -> float:
+    """Offer the best chain through some ideals if it is better than the best plan; its load in ms, or infinity."""
+    device, load_ms = best_chain(form, ideals, search.objective, search.deadline)
+    if device is not None:
+        search.offer(canonical(search.problem, form.decision(device)))
+    return load_ms
 
 
-def glue(form: Form) -> np.ndarray:
-    """int64 [g] the group into which each is merged: loose groups, one by one, go to their costliest neighbour.
+def glued(form: Form) -> Form:
+    """The form with its loose groups merged, one by one, into their costliest neighbour; may exclude all best plans.
 
     The next group to merge is the one with the largest cost of nets shared with an ordered or merged neighbour.
     """
@@ -354,25 +284,13 @@ def glue(form: Form) -> np.ndarray:
                 if v in shared and u != v:
                     shared[v][u] = shared[v].get(u, 0.0) + cost
     placed = form.ordered.copy()
-    while True:
-        links = [(c, v, u) for v, costs in shared.items() if not placed[v] for u, c in costs.items() if placed[u]]
-        if not links:
-            break
-        _, v, u = min(links, key=lambda link: (-link[0], link[1], link[2]))
+    while not placed.all():
+        links = [(-c, v, u) for v, costs in shared.items() if not placed[v] for u, c in costs.items() if placed[u]]
+        # A group without links goes to the first group that is placed, or stays if there is none.
+        _, v, u = min(links, default=(0.0, int(np.argmin(placed)), int(np.argmax(placed))))
         into[v] = into[u]
         placed[v] = True
-    unreached = np.flatnonzero(~placed)
-    if len(unreached):
-        into[unreached] = into[np.flatnonzero(form.ordered)[0]] if form.ordered.any() else unreached[0]
-    return into
-
-
-def _with_loose_groups(form: Form, device_of_group: tuple[int, ...]) -> tuple[int, ...]:
-    """The devices of a chain with every loose group on the device of the neighbour that `glue` merges it into."""
-    device = np.array(device_of_group, dtype=np.int64)
-    device = device[glue(form)]
-    device[device < 0] = 0
-    return tuple(int(d) for d in device)
+    return merge_groups(form, into)
 
 
 PARTITION_SOLVERS.register(

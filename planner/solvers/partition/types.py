@@ -110,7 +110,6 @@ class Search:
         objective: the judge's objective of that plan; infinite without a plan.
         bound: lower bound on the objective of every plan; infinite when the problem is proven infeasible.
         solver: name of the running solver.
-        alone: true if no other solver runs.
         space: the plans that the bound covers, in words.
 
     Args:
@@ -126,7 +125,7 @@ class Search:
         self.progress = progress
         self.decision: Any = None
         self.objective, self.bound = math.inf, 0.0
-        self.solver, self.space, self.alone = "", "", False
+        self.solver, self.space = "", ""
         self._found_by = ""
         self._counts: dict[str, dict[str, int]] = {}
 
@@ -199,3 +198,20 @@ class Search:
         }
         bound = self.bound if self.decision is None else min(self.bound, self.objective)
         return Result(self.decision, self.objective, bound, self._found_by, self.space, counts)
+
+
+def device_numbers(accelerators: int, devices: Iterable[int]) -> dict[int, int]:
+    """By device, its number when equal devices are numbered in the order of their first use: accelerators, then CPUs.
+
+    Args:
+        accelerators: how many there are; devices from this number on are CPUs.
+        devices: the devices in the order of their use, with repetitions.
+    """
+    next_number = [0, accelerators]
+    numbers: dict[int, int] = {}
+    for device in devices:
+        if device not in numbers:
+            kind = int(device >= accelerators)
+            numbers[device] = next_number[kind]
+            next_number[kind] += 1
+    return numbers
