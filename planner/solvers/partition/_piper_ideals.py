@@ -196,7 +196,7 @@ def run_pass(
 
 def _undominated(states: np.ndarray) -> np.ndarray:
     """The states for which no other has no more replicas and no more devices, by replicas."""
-    states = states[:, np.lexsort((states[1], states[0]))]
+    states = states[:, np.argsort(states[0] * (states[1].max(initial=0) + 1) + states[1], kind="stable")]
     kept = np.ones(states.shape[1], dtype=bool)
     kept[1:] = states[1, 1:] < np.minimum.accumulate(states[1])[:-1]
     return states[:, kept]
