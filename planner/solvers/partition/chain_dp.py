@@ -1,7 +1,7 @@
 """`ChainStages` exactly: the best stages and devices of each pipeline, by a chain DP.
 
-For each pipeline, a DP over (devices used, type of the last one, layers placed) minimises the largest pace under the
-memory. If transfers also pause the pipeline, the DP runs with a limit on the pause, and `BottleneckSearch` branches on
+For each pipeline, `FastestLine` over (devices used, type of the last one) minimises the largest pace under the memory. If
+transfers also pause the pipeline, the DP runs with a limit on the pause, and `BottleneckSearch` branches on
 that limit to minimise the largest pace plus the largest pause.
 
 Sums over runs of layers equal the judge's `fsum` to the last bit.
@@ -9,12 +9,11 @@ Sums over runs of layers equal the judge's `fsum` to the last bit.
 
 from __future__ import annotations
 
-import functools
 import heapq
 import itertools
 import math
-from collections.abc import Iterator
-from fractions import Fraction
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -91,150 +90,151 @@ class BottleneckSearch:
             heapq.heappush(self._ranges, (bound, first, last, least_sum))
 
 
-_EXACT = 2.0**53
-"""Sums and differences of integers up to here are exact in floats."""
+_SLACK = 1 + 1e-12
+
+State = TypeVar("State", bound=Hashable)
+Steps = Iterable[tuple[State, Sequence[tuple[State, np.ndarray]]]]
+"""States in order, each with the states before it and the [n + 1, n + 1] times of the stages that lead from them."""
 
 
-def run_sums(figures: np.ndarray) -> np.ndarray:
-    """Sums over all runs of a chain, each rounded once, as `math.fsum` does.
-
-    float64 [n + 1, n + 1]: entry (i, j) is `math.fsum(figures[i:j])`; with i > j it is minus the sum of j..i.
+class FastestLine(Generic[State]):
+    """The least largest time of stages in line, for each state (what was used so far) and number of layers placed.
 
     Args:
-        figures: float64 [n] finite.
+        start: state before the first stage.
+        layers: n.
+        steps: entry (i, j) of a table of times is that of the stage of layers i..j-1.
 
-    Complexity: O(n^2); vectorised for whole numbers such as bytes, n^2 fractions for others.
+    Of equal plans the one whose last stage comes first in `steps`, then the one whose last stage is longest.
+    O(n^2) a step.
     """
-    return _run_sums(np.ascontiguousarray(figures, dtype=np.float64).tobytes())
+
+    def __init__(self, start: State, layers: int, steps: Steps[State]) -> None:
+        self.best: dict[State, np.ndarray] = {start: np.full(layers + 1, np.inf)}
+        self.best[start][0] = 0.0
+        self._origin: dict[State, tuple[list[State], np.ndarray]] = {}
+        for state, leading in steps:
+            totals = [np.maximum(self.best[before][:, None], seconds) for before, seconds in leading]
+            table = np.concatenate(totals)
+            self.best[state] = table.min(axis=0)
+            self._origin[state] = [before for before, _ in leading], table.argmin(axis=0)
+
+    def path(self, state: State) -> list[tuple[State, int, int]]:
+        """State after, first layer and layer behind the last one of each stage, all layers being placed at `state`."""
+        stages, stop = [], len(self.best[state]) - 1
+        while state in self._origin:
+            before, origin = self._origin[state]
+            which, start = divmod(int(origin[stop]), len(origin))
+            stages.append((state, start, stop))
+            state, stop = before[which], start
+        return stages[::-1]
 
 
-@functools.lru_cache(maxsize=64)
-def _run_sums(content: bytes) -> np.ndarray:
-    figures = np.frombuffer(content, dtype=np.float64)
-    if (figures == np.rint(figures)).all() and np.abs(figures).sum() < _EXACT:
-        return prefix_differences(figures)
-    # A fraction is rounded once as a float, as fsum is.
-    before = list(itertools.accumulate(map(Fraction, figures.tolist()), initial=Fraction(0)))
-    return np.array([[float(stop - start) for stop in before] for start in before])
+def _run_sums(figures: np.ndarray) -> np.ndarray:
+    """[n + 1, n + 1] `math.fsum(figures[i:j])` for i < j, else 0: to the last bit what the judge computes; O(n^3)."""
+    count = len(figures) + 1
+    values = figures.tolist()
+    return np.array([[math.fsum(values[i:j]) for j in range(count)] for i in range(count)])
 
 
-def prefix_differences(figures: np.ndarray) -> np.ndarray:
-    """float64 [n + 1, n + 1]: entry (i, j) is about the sum of figures i..j-1, rounded as prefix sums are; O(n^2)."""
-    total = np.concatenate([[0.0], np.cumsum(figures)])
-    return np.asarray(total[None, :] - total[:, None])
-
-
-_SLACK = 1 + 1e-12
-State = tuple[tuple[int, ...], int]
-"""Devices used of each type and type of the last one; for a given line of devices, (place,) and its type."""
-Cut = tuple[float, tuple[int, ...], tuple[int, ...]]
-"""The largest pace, the boundaries, the types of the devices."""
+_Place = tuple[tuple[int, ...], int]
+"""Devices used of each type and type of the last one (-1: none); for a given line of devices, (place,) and its type."""
+_START: _Place = ((), -1)
 
 
 def solve_chain(search: Search) -> None:
     """Find the best plan over all pipelines and prove it; pipelines that cannot be better are skipped."""
     problem: ChainStages = search.problem
     search.space = "stages in line"
+    weights, saved = _run_sums(problem.weight_bytes), _run_sums(problem.saved_bytes)
     for points, pipeline in enumerate(problem.pipelines, start=1):
         search.deadline.check()
-        _offer_best(search, pipeline)
+        if pipeline.stages <= problem.layers:
+            _offer_best(search, _Stages(problem, pipeline, weights, saved))
         search.count(points=points)
     search.prove(search.objective)
 
 
-def _offer_best(search: Search, pipeline: Pipeline) -> None:
+def _offer_best(search: Search, stages: _Stages) -> None:
     """Offer plans of a pipeline, the best of them included, unless none is better than the best plan so far."""
-    problem: ChainStages = search.problem
-    stages = pipeline.stages
-    if stages > problem.layers:
+    problem, pipeline = stages.problem, stages.pipeline
+    if pipeline.rounds * float(problem.compute_s.min(axis=0).sum()) / pipeline.stages >= search.objective * _SLACK:
         return
-    if pipeline.rounds * float(problem.compute_s.min(axis=0).sum()) / stages >= search.objective * _SLACK:
-        return
-    tables = _Tables(problem, pipeline, search.deadline)
-    pauses = np.unique(tables.pause[tables.real]) if pipeline.stops else np.zeros(1)
-    limits = BottleneckSearch(pauses, 1.0, search.objective)
+    limits = BottleneckSearch(stages.pauses(), 1.0, search.objective)
     while (step := limits.next_cap()) is not None:
-        pace, marks, types = tables.split(step[0]) or (math.inf, (), ())
-        if marks:
-            search.offer(ChainDecision(marks, pipeline, types))
+        line = FastestLine(_START, problem.layers, stages.steps(step[0], search.deadline))
+        ends = [(float(times[-1]), at) for at, times in line.best.items() if stages.place(at) == pipeline.stages]
+        pace, end = min(ends)
+        if math.isfinite(pace):
+            path = line.path(end)
+            types = () if pipeline.line else tuple(kind for (_, kind), _, _ in path)
+            search.offer(ChainDecision((0, *(stop for _, _, stop in path)), pipeline, types))
         limits.settle(pace, step[0])
 
 
-class _Tables:
-    """[n + 1, n + 1] pace, pause and memory of all runs of layers (start, stop) in one pipeline."""
+class _Stages:
+    """[n + 1, n + 1] pace and pause of all runs of layers (start, stop) in one pipeline, and the order of devices."""
 
-    def __init__(self, problem: ChainStages, pipeline: Pipeline, deadline: Deadline) -> None:
-        self.problem, self.pipeline, self.deadline = problem, pipeline, deadline
+    def __init__(self, problem: ChainStages, pipeline: Pipeline, weights: np.ndarray, saved: np.ndarray) -> None:
+        self.problem, self.pipeline, self.weights, self.saved = problem, pipeline, weights, saved
         marks = np.arange(problem.layers + 1)
         self.real = marks[:, None] < marks
-        self.weights, self.saved = run_sums(problem.weight_bytes), run_sums(problem.saved_bytes)
         self.crossing = problem.boundary_bytes.copy()
         self.crossing[0] = self.crossing[-1] = 0.0
-        self.work = [prefix_differences(compute_s) for compute_s in problem.compute_s]
-        self.pause = np.broadcast_to(self._priced(0, -1, pipeline.line[0] if pipeline.line else 0)[1], self.real.shape)
-        self._stages: dict[tuple[int, int, int], tuple[np.ndarray, np.ndarray]] = {}
+        totals = np.cumsum(np.pad(problem.compute_s, ((0, 0), (1, 0))), axis=1)
+        self.work = totals[:, None, :] - totals[:, :, None]
+        self._priced: dict[tuple[int, int, int], tuple[np.ndarray, np.ndarray]] = {}
 
-    def _priced(self, place: int, last: int, kind: int) -> tuple[np.ndarray, np.ndarray]:
-        """Pace and pause of every run as the stage at a place; `last` is the device type before it, -1 for none."""
+    def pauses(self) -> np.ndarray:
+        """All values that the longest pause can take, ascending."""
+        if not self.pipeline.stops:
+            return np.zeros(1)
+        _, pause = self._pace_and_pause(0, -1, self.pipeline.line[0] if self.pipeline.line else 0)
+        return np.unique(np.broadcast_to(pause, self.real.shape)[self.real])
+
+    def place(self, at: _Place) -> int:
+        """Number of stages up to a place."""
+        used, kind = at
+        return 0 if kind < 0 else used[0] + 1 if self.pipeline.line else sum(used)
+
+    def steps(self, most_pause: float, deadline: Deadline) -> Steps[_Place]:
+        """Stages with pauses up to a limit, by place in the order of devices used."""
+        for (used, kind), before in self._places():
+            deadline.check()
+            leading = []
+            for last in before:
+                key = self.place(last), last[1], kind
+                if key not in self._priced:
+                    self._priced[key] = self._within_memory(*key)
+                pace, pause = self._priced[key]
+                leading.append((last, np.where(pause <= most_pause * _SLACK, pace, np.inf)))
+            yield (used, kind), leading
+
+    def _places(self) -> Iterator[tuple[_Place, list[_Place]]]:
+        """Places in the order of devices used, each with those before it."""
+        if self.pipeline.line:
+            line = [_START, *(((place,), kind) for place, kind in enumerate(self.pipeline.line))]
+            yield from ((after, [before]) for before, after in itertools.pairwise(line))
+            return
+        multisets = itertools.product(*(range(count + 1) for count in self.problem.counts))
+        for used in sorted((u for u in multisets if 1 <= sum(u) <= self.pipeline.stages), key=lambda u: (sum(u), u)):
+            for kind in (k for k, count in enumerate(used) if count):
+                before = tuple(count - (i == kind) for i, count in enumerate(used))
+                yield (used, kind), [(before, last) for last, count in enumerate(before) if count] or [_START]
+
+    def _pace_and_pause(self, place: int, last: int, kind: int) -> tuple[np.ndarray, np.ndarray]:
+        """Of every run as the stage at a place; `last` is the device type before it, -1 for none."""
         line, rates = self.pipeline.line, self.problem.bandwidth_byte_per_s
         behind = line[place + 1] if place + 1 < len(line) else kind
         entering = self.crossing[:, None] / rates[last if last >= 0 else kind, kind]
         return self.pipeline.pace_and_pause(self.work[kind], entering, self.crossing[None, :] / rates[kind, behind])
 
-    def _stage(self, place: int, last: int, kind: int) -> tuple[np.ndarray, np.ndarray]:
-        """Pace (infinite where it does not fit) and pause of every run as the stage at a place; cached."""
-        if (place, last, kind) not in self._stages:
-            needed = self.pipeline.kept_bytes(place, self.weights, self.saved)
-            within = self.real & fits(needed, float(self.problem.memory_bytes[kind]))
-            pace, pause = self._priced(place, last, kind)
-            self._stages[place, last, kind] = np.where(within, pace, np.inf), pause
-        return self._stages[place, last, kind]
-
-    def _states(self) -> Iterator[tuple[State, list[State]]]:
-        """States in the order of devices used, each with its predecessors; none for a first stage."""
-        if self.pipeline.line:
-            line: list[State] = [((place,), kind) for place, kind in enumerate(self.pipeline.line)]
-            yield from ((state, line[max(place - 1, 0) : place]) for place, state in enumerate(line))
-            return
-        counts = self.problem.counts
-        multisets = itertools.product(*(range(count + 1) for count in counts))
-        for used in sorted((u for u in multisets if 1 <= sum(u) <= self.pipeline.stages), key=lambda u: (sum(u), u)):
-            for kind in (k for k, count in enumerate(used) if count):
-                before = tuple(count - (i == kind) for i, count in enumerate(used))
-                yield (used, kind), [(before, last) for last, count in enumerate(before) if count]
-
-    def split(self, most_pause: float) -> Cut | None:
-        """The cut with the least largest pace if no pause exceeds a limit; None if there is none."""
-        best: dict[State, np.ndarray] = {}
-        origin: dict[State, tuple[list[State], np.ndarray, np.ndarray]] = {}
-        place_of: dict[State, int] = {}
-        for state, before in self._states():
-            self.deadline.check()
-            place = place_of[state] = place_of[before[0]] + 1 if before else 0
-            stages = [self._stage(place, last, state[1]) for _, last in before or [((), -1)]]
-            stage_times = np.stack([np.where(pause <= most_pause * _SLACK, pace, np.inf) for pace, pause in stages])
-            if before:
-                stage_times = np.maximum(np.stack([best[b] for b in before])[:, :, None], stage_times)
-            else:
-                stage_times[:, 1:] = np.inf
-            predecessor = stage_times.argmin(axis=0)
-            least_s = stage_times.min(axis=0)
-            cut = least_s.argmin(axis=0)
-            best[state] = least_s.min(axis=0)
-            origin[state] = before, cut, predecessor[cut, np.arange(len(cut))]
-        ends = [
-            (float(best[state][-1]), state) for state, place in place_of.items() if place + 1 == self.pipeline.stages
-        ]
-        slowest, state = min(ends)
-        if math.isinf(slowest):
-            return None
-        marks, types = [self.problem.layers], [state[1]]
-        while origin[state][0]:
-            before, cut, predecessor = origin[state]
-            state = before[int(predecessor[marks[-1]])]
-            marks.append(int(cut[marks[-1]]))
-            types.append(state[1])
-        return slowest, (0, *reversed(marks)), () if self.pipeline.line else tuple(reversed(types))
+    def _within_memory(self, place: int, last: int, kind: int) -> tuple[np.ndarray, np.ndarray]:
+        """`_pace_and_pause` with an infinite pace for runs that do not fit."""
+        needed = self.pipeline.kept_bytes(place, self.weights, self.saved)
+        within = self.real & fits(needed, float(self.problem.memory_bytes[kind]))
+        pace, pause = self._pace_and_pause(place, last, kind)
+        return np.where(within, pace, np.inf), pause
 
 
 PARTITION_SOLVERS.register("chain-dp", PartitionSolver(ChainStages, solve_chain))
