@@ -9,16 +9,17 @@ Sums over runs of layers equal the judge's `fsum` to the last bit.
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 import math
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Generic, TypeVar
 
 import numpy as np
 
 from planner.memory import fits
-from planner.solvers.partition import PARTITION_SOLVERS, Deadline, PartitionSolver, Search
+from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Search
 from planner.space.partition import ChainDecision, ChainStages, Pipeline
 
 STEP = 1e-12
@@ -93,40 +94,54 @@ class BottleneckSearch:
 _SLACK = 1 + 1e-12
 
 State = TypeVar("State", bound=Hashable)
-Steps = Iterable[tuple[State, Sequence[tuple[State, np.ndarray]]]]
-"""States in order, each with the states before it and the [n + 1, n + 1] times of the stages that lead from them."""
+Leading = Callable[[State], Iterable[tuple[State, np.ndarray]]]
+"""The states before a state, each with the [n + 1, n + 1] times of the stages that lead from it."""
 
 
 class FastestLine(Generic[State]):
-    """The least largest time of stages in line, for each state (what was used so far) and number of layers placed.
+    """The least largest time of stages in line between cuts, for each state: what was used so far.
 
     Args:
         start: state before the first stage.
-        layers: n.
-        steps: entry (i, j) of a table of times is that of the stage of layers i..j-1.
+        first: [rows, n + 1] 0 where a line may begin, else infinite; a row for each beginning.
+        states: all others, in an order in which they can be reached.
+        leading: entry (i, j) of a table of times is that of the stage between the cuts i and j.
 
-    Of equal plans the one whose last stage comes first in `steps`, then the one whose last stage is longest.
-    O(n^2) a step.
+    Attributes:
+        best: by state, [rows, n + 1] least largest time of lines to each cut.
+
+    O(rows n^2) for each state and state before it.
     """
 
-    def __init__(self, start: State, layers: int, steps: Steps[State]) -> None:
-        self.best: dict[State, np.ndarray] = {start: np.full(layers + 1, np.inf)}
-        self.best[start][0] = 0.0
-        self._origin: dict[State, tuple[list[State], np.ndarray]] = {}
-        for state, leading in steps:
-            totals = [np.maximum(self.best[before][:, None], seconds) for before, seconds in leading]
-            table = np.concatenate(totals)
-            self.best[state] = table.min(axis=0)
-            self._origin[state] = [before for before, _ in leading], table.argmin(axis=0)
+    def __init__(self, start: State, first: np.ndarray, states: Iterable[State], leading: Leading[State]) -> None:
+        self.best: dict[State, np.ndarray] = {start: first}
+        self._start, self._leading = start, leading
+        for state in states:
+            best = np.full_like(first, np.inf)
+            for before, seconds in leading(state):
+                for row, times in enumerate(self.best[before]):
+                    reached = np.flatnonzero(times < np.inf)
+                    if len(reached):
+                        begin, end = int(reached[0]), int(reached[-1]) + 1  # stages lead to later cuts only
+                        totals = np.maximum(times[begin:end, None], seconds[begin:end, begin:]).min(axis=0)
+                        np.minimum(best[row, begin:], totals, out=best[row, begin:])
+            self.best[state] = best
 
-    def path(self, state: State) -> list[tuple[State, int, int]]:
-        """State after, first layer and layer behind the last one of each stage, all layers being placed at `state`."""
-        stages, stop = [], len(self.best[state]) - 1
-        while state in self._origin:
-            before, origin = self._origin[state]
-            which, start = divmod(int(origin[stop]), len(origin))
-            stages.append((state, start, stop))
-            state, stop = before[which], start
+    def path(self, state: State, row: int, stop: int) -> list[tuple[State, State, int, int]]:
+        """States before and after each stage, and the cuts before and after it, for the line to a state and a cut.
+
+        Of equal lines the one whose last stage comes first in `leading`, and then is longest.
+        """
+        stages = []
+        while state != self._start:
+            for before, seconds in self._leading(state):
+                times = np.maximum(self.best[before][row], seconds[:, stop])
+                at = int(times.argmin())
+                if times[at] == self.best[state][row, stop]:
+                    break
+            if at < stop:
+                stages.append((before, state, at, stop))
+            state, stop = before, at
         return stages[::-1]
 
 
@@ -161,14 +176,18 @@ def _offer_best(search: Search, stages: _Stages) -> None:
     if pipeline.rounds * float(problem.compute_s.min(axis=0).sum()) / pipeline.stages >= search.objective * _SLACK:
         return
     limits = BottleneckSearch(stages.pauses(), 1.0, search.objective)
+    before = dict(stages.places())
+    ends = [at for at in before if stages.place(at) == pipeline.stages]
+    first = np.where(np.arange(problem.layers + 1)[None] == 0, 0.0, np.inf)
     while (step := limits.next_cap()) is not None:
-        line = FastestLine(_START, problem.layers, stages.steps(step[0], search.deadline))
-        ends = [(float(times[-1]), at) for at, times in line.best.items() if stages.place(at) == pipeline.stages]
-        pace, end = min(ends)
+        search.deadline.check()
+        leading = functools.partial(stages.leading, before, step[0])
+        line = FastestLine(_START, first, before, leading)
+        pace, end = min((float(line.best[at][0, -1]), at) for at in ends)
         if math.isfinite(pace):
-            path = line.path(end)
-            types = () if pipeline.line else tuple(kind for (_, kind), _, _ in path)
-            search.offer(ChainDecision((0, *(stop for _, _, stop in path)), pipeline, types))
+            path = line.path(end, 0, problem.layers)
+            types = () if pipeline.line else tuple(kind for _, (_, kind), _, _ in path)
+            search.offer(ChainDecision((0, *(stop for *_, stop in path)), pipeline, types))
         limits.settle(pace, step[0])
 
 
@@ -197,20 +216,18 @@ class _Stages:
         used, kind = at
         return 0 if kind < 0 else used[0] + 1 if self.pipeline.line else sum(used)
 
-    def steps(self, most_pause: float, deadline: Deadline) -> Steps[_Place]:
-        """Stages with pauses up to a limit, by place in the order of devices used."""
-        for (used, kind), before in self._places():
-            deadline.check()
-            leading = []
-            for last in before:
-                key = self.place(last), last[1], kind
-                if key not in self._priced:
-                    self._priced[key] = self._within_memory(*key)
-                pace, pause = self._priced[key]
-                leading.append((last, np.where(pause <= most_pause * _SLACK, pace, np.inf)))
-            yield (used, kind), leading
+    def leading(
+        self, places: Mapping[_Place, list[_Place]], most_pause: float, at: _Place
+    ) -> Iterator[tuple[_Place, np.ndarray]]:
+        """Places before a place, and the paces of stages whose pauses are up to a limit."""
+        for last in places[at]:
+            key = self.place(last), last[1], at[1]
+            if key not in self._priced:
+                self._priced[key] = self._within_memory(*key)
+            pace, pause = self._priced[key]
+            yield last, np.where(pause <= most_pause * _SLACK, pace, np.inf)
 
-    def _places(self) -> Iterator[tuple[_Place, list[_Place]]]:
+    def places(self) -> Iterator[tuple[_Place, list[_Place]]]:
         """Places in the order of devices used, each with those before it."""
         if self.pipeline.line:
             line = [_START, *(((place,), kind) for place, kind in enumerate(self.pipeline.line))]

@@ -153,13 +153,13 @@ def overlapped_exchange_stages(
                 allowed = real & fits[in_flight - 1] if fits else real
                 yield used - replicas, np.where(allowed, by_replicas[replicas - 1], np.inf)
 
-    line = FastestLine(0, count - 1, ((used, list(leading(used))) for used in range(1, devices + 1)))
-    slowest_s, used = min((float(times[-1]), used) for used, times in line.best.items())
+    first = np.where(np.arange(count)[None] == 0, 0.0, np.inf)
+    line = FastestLine(0, first, range(1, devices + 1), leading)
+    slowest_s, used = min((float(times[0, -1]), used) for used, times in line.best.items())
     if not math.isfinite(slowest_s):
         return None
-    afters, starts, stops = zip(*line.path(used), strict=True)
-    replicas = np.diff(afters, prepend=0).tolist()
-    return tuple(StageChoice(*stage) for stage in zip(starts, stops, replicas, strict=True))
+    path = line.path(used, 0, count - 1)
+    return tuple(StageChoice(start, stop, after - before) for before, after, start, stop in path)
 
 
 MOST_DEVICES = 32

@@ -8,8 +8,9 @@ good plan, then over all cuts below rising limits for the proof (`LineSearch`).
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy as np
 from planner.errors import UsageError
 from planner.memory import fits
 from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Search
+from planner.solvers.partition.chain_dp import FastestLine
 from planner.solvers.partition.pipedream_sweep import Cuts, Moves, Step, Sweep, all_cuts, moves_on
 from planner.space.partition import (
     PipeDreamProblem,
@@ -27,11 +29,9 @@ from planner.space.partition import (
     ReplicatedStage,
 )
 
-_SAME = 1 + 1e-12
-
-
 Context = tuple[int, int]
 """What the memory of a unit depends on: how many units run the same stages, and how many devices run later stages."""
+_ALONE: Context = (1, 0)
 
 
 class NestedTables:
@@ -52,17 +52,15 @@ class NestedTables:
         self.compute = self._differences(cuts.compute_s, np.inf)
         self.weights = self._differences(cuts.weight_bytes, 0.0)
         self.saved = self._differences(cuts.saved_bytes, 0.0)
-        self.tables: dict[tuple[int, Context], tuple[np.ndarray, ...]] = {}
+        self.runs: dict[tuple[int, Context], FastestLine[int]] = {}
         self.by_device = math.isfinite(problem.memory.device_bytes) and not problem.memory.released
 
     def solve(self) -> tuple[float, tuple[ReplicatedStage, ...] | None]:
         """The least time of all layers on all devices, and the plan; infinite and None if there is none."""
-        context = (1, 0)
-        machines = self.problem.machines[self.top]
-        best = float(self._table(self.top, context)[machines][0, -1])
+        best = float(self._runs(self.top, _ALONE).best[self.problem.machines[self.top]][0, -1])
         if math.isinf(best):
             return best, None
-        return best, self._trace(self.top, context, 0, self.cuts.count - 1, machines)
+        return best, self._plan(self.top, _ALONE, 0, self.cuts.count - 1)
 
     def _differences(self, figures: np.ndarray, outside: float) -> np.ndarray:
         return np.where(self.reach, figures[None, :] - figures[:, None], outside)
@@ -70,7 +68,7 @@ class NestedTables:
     def _context(self, level: int, context: Context, behind: int, replicas: int) -> Context:
         """Context of the units inside a stage with `behind` units of its level on later stages."""
         if not self.by_device:
-            return 1, 0
+            return _ALONE
         copies, after = context
         return copies * replicas, after + copies * behind * math.prod(self.problem.machines[:level])
 
@@ -78,7 +76,7 @@ class NestedTables:
         """[S, S] time of one unit of the level below, from each cut to each."""
         if level == 0:
             return self.compute
-        return self._table(level - 1, context)[self.problem.machines[level - 1]]
+        return self._runs(level - 1, context).best[self.problem.machines[level - 1]]
 
     def _stage(self, level: int, context: Context, behind: int, replicas: int, *, first: bool) -> np.ndarray:
         """[S, S] time of a stage from each cut to each; includes the transfers at its ends unless it is the first."""
@@ -107,64 +105,38 @@ class NestedTables:
         needed = memory.needed(self.weights, self.saved, self.cuts.cut_bytes[:, None], in_flight)
         return np.where(fits(needed, memory.device_bytes), time, np.inf)
 
-    def _table(self, level: int, context: Context) -> tuple[np.ndarray, ...]:
-        """[m][i, j] least time of stages from cut i to j on m units of a level; on the last level only i = 0."""
+    def _runs(self, level: int, context: Context) -> FastestLine[int]:
+        """Stages from any cut to any on each number of units of a level; on the last level only from the first cut."""
         key = (level, context)
-        if key not in self.tables:
-            self.tables[key] = self._fill(level, context)
-        return self.tables[key]
+        if key not in self.runs:
+            machines = self.problem.machines[level]
+            first = np.where(np.eye(1 if level == self.top else self.cuts.count, self.cuts.count) > 0, 0.0, np.inf)
+            leading = functools.partial(self._leading, level, context)
+            self.runs[key] = FastestLine(0, first, range(1, machines + 1), leading)
+        return self.runs[key]
 
-    def _fill(self, level: int, context: Context) -> tuple[np.ndarray, ...]:
-        machines = self.problem.machines[level]
-        rows = 1 if level == self.top else self.cuts.count
-        runs = [np.full((rows, self.cuts.count), np.inf)]
-        for used in range(1, machines + 1):
-            best = np.full((rows, self.cuts.count), np.inf)
-            if used == 1 or self.problem.replicate:
-                best = self._stage(level, context, machines - used, used, first=True)[:rows].copy()
-            if not self.problem.use_all:
-                best = np.minimum(best, runs[used - 1])
-            for replicas in range(1, used if self.problem.replicate else min(used, 2)):
-                stage = self._stage(level, context, machines - used, replicas, first=False)
-                self._join(runs[used - replicas], stage, best)
-            runs.append(best)
-        return tuple(runs)
-
-    def _join(self, runs: np.ndarray, stage: np.ndarray, best: np.ndarray) -> None:
-        """best[i, j] = min(best, min over k of max(runs[i, k], stage[k, j]))."""
-        for row in range(len(runs)):
+    def _leading(self, level: int, context: Context, used: int) -> Iterator[tuple[int, np.ndarray]]:
+        """The last stage on `used` units of a level, by the units used before it; or the last unit is idle."""
+        self.check()
+        problem, behind = self.problem, self.problem.machines[level] - used
+        if not problem.use_all and used > 1:
+            yield used - 1, np.where(np.eye(self.cuts.count) > 0, 0.0, np.inf)
+        if used == 1 or problem.replicate:
+            yield 0, self._stage(level, context, behind, used, first=True)
+        for replicas in range(1, used if problem.replicate else min(used, 2)):
             self.check()
-            at = row + 1
-            if at < runs.shape[1]:
-                through = np.maximum(runs[row, at:, None], stage[at:, at:]).min(axis=0)
-                np.minimum(best[row, at:], through, out=best[row, at:])
+            yield used - replicas, self._stage(level, context, behind, replicas, first=False)
 
-    def _trace(self, level: int, context: Context, start: int, stop: int, units: int) -> tuple[ReplicatedStage, ...]:
-        """The stages behind an entry of a table."""
-        runs = self._table(level, context)
-        machines, time = self.problem.machines[level], runs[units][start, stop] * _SAME
-        if not self.problem.use_all and units > 1 and runs[units - 1][start, stop] <= time:
-            return self._trace(level, context, start, stop, units - 1)
-        behind = machines - units
-        if units == 1 or self.problem.replicate:
-            single_stage_s = self._stage(level, context, behind, units, first=True)[start, stop]
-            if single_stage_s <= time:
-                return (self._made(level, context, behind, units, start, stop),)
-        for replicas in range(1, units if self.problem.replicate else min(units, 2)):
-            stage = self._stage(level, context, behind, replicas, first=False)
-            through = np.maximum(runs[units - replicas][start], stage[:, stop])
-            cut = int(np.argmin(through))
-            if through[cut] <= time:
-                before = self._trace(level, context, start, cut, units - replicas)
-                return (*before, self._made(level, context, behind, replicas, cut, stop))
-        raise RuntimeError("a figure of the table has no stage behind it")
-
-    def _made(self, level: int, context: Context, behind: int, replicas: int, start: int, stop: int) -> ReplicatedStage:
-        inner: tuple[ReplicatedStage, ...] = ()
-        if level:
-            below = self._context(level, context, behind, replicas)
-            inner = self._trace(level - 1, below, start, stop, self.problem.machines[level - 1])
-        return ReplicatedStage(self.cuts.layers_between(start, stop), replicas, inner)
+    def _plan(self, level: int, context: Context, start: int, stop: int) -> tuple[ReplicatedStage, ...]:
+        """The stages between two cuts on all units of a level."""
+        machines, stages = self.problem.machines[level], []
+        for before, used, first, last in self._runs(level, context).path(machines, start, stop):
+            inner: tuple[ReplicatedStage, ...] = ()
+            if level:
+                below = self._context(level, context, machines - used, used - before)
+                inner = self._plan(level - 1, below, first, last)
+            stages.append(ReplicatedStage(self.cuts.layers_between(first, last), used - before, inner))
+        return tuple(stages)
 
 
 _FEW = 4000
