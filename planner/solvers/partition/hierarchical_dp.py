@@ -3,7 +3,7 @@
 Nested on several levels: PipeDream's recurrence on tables over all pairs of cuts (`NestedTables`).
 
 One level, and placed stages (`PlacedPipelineProblem`): the label sweep of `pipedream_sweep`, first over few cuts for a
-good plan, then over all cuts below rising limits for the proof (`LineSearch`).
+good plan, then over all cuts below that plan's time for the proof (`LineSearch`).
 """
 
 from __future__ import annotations
@@ -139,9 +139,7 @@ class NestedTables:
         return tuple(stages)
 
 
-_FEW = 4000
 _COARSE = (150, 1000, 5000, 20_000, 60_000)
-_RUNGS = (1 / 8, 1 / 4, 1 / 2, 1.0)
 _MOST_CUTS = 1_000_000
 _MOST_PAIRED = 800
 
@@ -163,7 +161,7 @@ class LineSearch:
     pairs: int = 0
 
     def climb(self, cuts: Cuts) -> None:
-        """Sweep few cuts for a good plan, then all cuts below rising limits for the proof.
+        """Sweep few cuts for a good plan, then all cuts for the proof.
 
         Without all cuts, the bound stays the compute time divided by the devices.
         """
@@ -172,21 +170,13 @@ class LineSearch:
         for cut_limit in _COARSE:
             if cuts.count > 2 * cut_limit:
                 self._below(search.objective, cuts.coarse(cut_limit))
-        base_bound = search.bound
-        rungs = _RUNGS if cuts.count > _FEW and math.isfinite(search.objective) else (1.0,)
-        for rung in rungs:
-            limit = search.objective if rung == 1.0 else base_bound + rung * (search.objective - base_bound)
-            if limit <= search.bound:
-                continue
-            improved = self._below(limit, cuts)
-            if cuts.complete:
-                search.prove(search.objective if improved or rung == 1.0 else limit)
-            if improved:
-                return
+        self._below(search.objective, cuts)
+        if cuts.complete:
+            search.prove(search.objective)
 
-    def _below(self, limit: float, cuts: Cuts) -> bool:
-        """Search for plans below a limit; returns whether one was found."""
-        goal, deadline, problem = limit, self.search.deadline, self.search.problem
+    def _below(self, goal: float, cuts: Cuts) -> None:
+        """Offer the fastest plans below a time, if there are any."""
+        deadline, problem = self.search.deadline, self.search.problem
         for count in range(problem.devices, problem.devices - 1 if problem.use_all else 0, -1):
             if cuts.compute_s[-1] / count >= goal:
                 continue
@@ -202,7 +192,6 @@ class LineSearch:
             if best:
                 goal, steps = best
                 self.search.offer(self._plan(cuts, steps), goal)
-        return goal < limit
 
     def _plan(self, cuts: Cuts, steps: Sequence[Step]) -> tuple[Any, ...]:
         return tuple(self.stage(cuts.layers_between(start, stop), place) for start, stop, place in steps)
