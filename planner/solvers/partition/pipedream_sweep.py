@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -59,19 +60,15 @@ class Cuts:
         """True if each cut holds the layers of the one before it."""
         return not (self.bits[:-1] & ~self.bits[1:]).any()
 
-    def subset(self, rows: np.ndarray) -> Cuts:
-        """Some of the cuts and always the two ends."""
-        rows_kept = np.unique(np.concatenate([rows, [0, self.count - 1]]))
-        tables = ("bits", "compute_s", "weight_bytes", "saved_bytes", "cut_bytes")
-        tables_kept: dict[str, Any] = {name: getattr(self, name)[rows_kept] for name in tables}
-        return replace(self, **tables_kept, complete=self.complete and len(rows_kept) == self.count)
-
     def coarse(self, most: int) -> Cuts:
-        """About `most` cuts: half with the fewest bytes, half spread over the compute time."""
+        """About `most` cuts: half with the fewest bytes, half spread over the compute time, and the two ends."""
         if self.count <= most:
             return self
         spread = np.linspace(0, self.count - 1, most // 2).astype(np.int64)
-        return self.subset(np.concatenate([spread, np.argsort(self.cut_bytes, kind="stable")[: most // 2]]))
+        rows = np.union1d(spread, np.argsort(self.cut_bytes, kind="stable")[: most // 2])
+        tables = ("bits", "compute_s", "weight_bytes", "saved_bytes", "cut_bytes")
+        kept: dict[str, Any] = {name: getattr(self, name)[rows] for name in tables}
+        return Cuts(**kept, complete=False)
 
     def layers_between(self, first: int, last: int) -> tuple[int, ...]:
         """Layers before cut `last` that are not before cut `first`."""
@@ -87,7 +84,7 @@ def all_cuts(layers: Layers, released: Released, most: int, deadline: Deadline) 
     Complexity: O(cuts * (layers + edges)) in vectorised operations.
     """
     arcs = [(a, b) for a, b in layers.edges.tolist()]
-    bits, figures = None, np.zeros((0, 6))
+    figures: list[np.ndarray] = []
     with contextlib.suppress(OutOfTime):
         bits = enumerate_ideals(layers.count, arcs, most, check=deadline.check)
         if bits is not None:
@@ -96,49 +93,38 @@ def all_cuts(layers: Layers, released: Released, most: int, deadline: Deadline) 
     if bits is None or not complete:
         bits = prefix_ideals(layers.count, [range(layers.count)])
         figures = _figures(layers, released, bits, lambda: None)
-    keep = np.flatnonzero(figures[:, 5] > 0)
-    order = keep[np.lexsort((*bits[keep].T, figures[keep, 4], figures[keep, 0]))]
-    compute_s, weight_bytes, saved_bytes, cut_bytes = (figures[order, i].copy() for i in range(4))
-    return Cuts(bits[order], compute_s, weight_bytes, saved_bytes, cut_bytes, complete)
+    compute_s, weight_bytes, saved_bytes, cut_bytes, size, allowed = np.concatenate(figures, axis=1)
+    keep = np.flatnonzero(allowed)
+    order = keep[np.lexsort((*bits[keep].T, size[keep], compute_s[keep]))]
+    columns = (column[order] for column in (compute_s, weight_bytes, saved_bytes, cut_bytes))
+    return Cuts(bits[order], *columns, complete)
 
 
-def _figures(layers: Layers, released: Released, bits: np.ndarray, check: Callable[[], None]) -> np.ndarray:
-    """float64 [rows, 6]: compute time, weights, saved bytes, bytes at the cut, number of layers, whether allowed."""
+def _figures(layers: Layers, released: Released, bits: np.ndarray, check: Callable[[], None]) -> list[np.ndarray]:
+    """float64 [6, rows]: compute time, weights, saved bytes, bytes at the cut, number of layers, whether allowed.
+
+    In parts of so many rows that a part's tables are small.
+    """
     _, after = layers.neighbours()
     ancestors = ancestor_bits(layers.count, [(a, b) for a, b in layers.edges.tolist()])
+    sizes = np.stack([layers.compute_s, layers.weight_bytes, layers.saved_bytes], axis=1)
     parts = []
     for at in range(0, len(bits), _CHUNK):
-        parts.append(_chunk_figures(layers, released, bits[at : at + _CHUNK], after, ancestors, check))
-    return np.concatenate(parts)
-
-
-def _chunk_figures(
-    layers: Layers,
-    released: Released,
-    bits: np.ndarray,
-    after: list[list[int]],
-    ancestors: list[int],
-    check: Callable[[], None],
-) -> np.ndarray:
-    octets = bits.view(np.uint8).reshape(len(bits), -1)
-    inside = np.unpackbits(octets, axis=1, bitorder="little", count=layers.count).astype(bool)
-    last = inside.copy()
-    for layer, readers in enumerate(after):
-        if readers:
+        octets = bits[at : at + _CHUNK].view(np.uint8)
+        inside = np.unpackbits(octets, axis=1, bitorder="little", count=layers.count).astype(bool)
+        last, crossing = inside.copy(), np.zeros(len(inside))
+        for layer, readers in enumerate(after):
             last[:, layer] &= ~inside[:, readers].any(axis=1)
-    crossing = np.zeros(len(bits))
-    for layer, readers in enumerate(after):
-        check()
-        if Released.CUT_BYTES in released:
-            carried = last[:, [layer, *_outliving(layer, readers, ancestors)]].any(axis=1)
-        else:
-            carried = inside[:, layer] & (~inside[:, readers]).any(axis=1)
-        crossing[carried] += layers.output_bytes[layer]
-    allowed = np.ones(len(bits), dtype=bool)
-    if Released.CUTS in released:
-        allowed = _walked(inside, last, ancestors)
-    sums = inside.astype(np.float64) @ np.stack([layers.compute_s, layers.weight_bytes, layers.saved_bytes], axis=1)
-    return np.column_stack([sums, crossing, inside.sum(axis=1), allowed])
+        for layer, readers in enumerate(after):
+            check()
+            if Released.CUT_BYTES in released:
+                carried = last[:, [layer, *_outliving(layer, readers, ancestors)]].any(axis=1)
+            else:
+                carried = inside[:, layer] & (~inside[:, readers]).any(axis=1)
+            crossing[carried] += layers.output_bytes[layer]
+        walked = _walked(inside, last, ancestors) if Released.CUTS in released else np.ones(len(inside), dtype=bool)
+        parts.append(np.stack([*(inside.astype(np.float64) @ sizes).T, crossing, inside.sum(axis=1), walked]))
+    return parts
 
 
 def _walked(inside: np.ndarray, last: np.ndarray, ancestors: list[int]) -> np.ndarray:
@@ -278,8 +264,8 @@ class Sweep:
         rows = np.flatnonzero(best < self.limit)
         return rows + low, best[rows]
 
-    def _goals(self, move: Move, tail: Tail) -> np.ndarray:
-        """Cuts that can end a move's stage, by the compute time before them and the least time of their transfer."""
+    def _goals(self, move: Move) -> np.ndarray:
+        """Cuts that can end a move's stage, by the compute time before them."""
         cuts, last = self.cuts, self.cuts.count - 1
         ahead = self.devices - move.used
         if ahead == 0:
@@ -289,16 +275,12 @@ class Sweep:
             total = float(cuts.compute_s[-1])
             low = max(1, int(np.searchsorted(cuts.compute_s, total - self.limit * ahead * _SLACK, "left")))
             high = min(last, int(np.searchsorted(cuts.compute_s, self.limit * move.used * _SLACK, "right")))
-        rows = np.arange(low, max(low, high))
-        replicas = ahead if self.problem.adds_up else 1
-        levels = range(move.tail_level, len(self.problem.bandwidth_byte_per_s))
-        least_s_per_byte = min(self._cut_s_per_byte(tail, level, replicas) for level in levels)
-        return rows[least_s_per_byte * cuts.cut_bytes[rows] < self.limit] if least_s_per_byte else rows
+        return np.arange(low, max(low, high))
 
     def _extend(self, site: int, move: Move, rows: np.ndarray, times: np.ndarray) -> None:
         """Add the labels that a move makes of the cuts at a site."""
         tail = Tail(move.tail_level, move.replicas, site == 0)
-        goals = self._goals(move, tail)
+        goals = self._goals(move)
         if not len(rows) or not len(goals):
             return
         best = np.full(len(goals), self.limit)
@@ -404,17 +386,10 @@ Site = tuple[int, int, int, int]
 def moves_on(problem: ReplicatedPipeline, devices: int, deadline: Deadline) -> Moves:
     """Moves on `devices` devices: runs of neighbours, and sections of several units that run the same stages."""
     moves_from: dict[Site, list[tuple[Site, Move]]] = defaultdict(list)
-    for before in range(devices):
-        for width in range(1, devices - before + 1 if problem.replicate else 2):
-            deadline.check()
-            after: Site = (before + width, 1, 0, 0)
-            moves_from[(before, 1, 0, 0)].append((after, _move(problem, (before, 1, 0, 0), after, width)))
-        for level in range(1, len(problem.machines) if problem.replicate else 0):
-            stride = problem.unit_devices(level)
-            if before % stride == 0:
-                for copies in range(2, (devices - before) // stride + 1):
-                    deadline.check()
-                    _add_section(problem, moves_from, before, copies, stride)
+    for place, after, width in _places(problem, devices):
+        deadline.check()
+        site = place if place[3] else (place[0], 1, 0, 0)
+        moves_from[site].append((after, _move(problem, place, after, width)))
     sites = sorted({*moves_from, *(after for moves in moves_from.values() for after, _ in moves)}, key=_order)
     number = {site: i for i, site in enumerate(sites)}
     rows = []
@@ -424,38 +399,33 @@ def moves_on(problem: ReplicatedPipeline, devices: int, deadline: Deadline) -> M
     return tuple(rows)
 
 
+def _places(problem: ReplicatedPipeline, devices: int) -> Iterator[tuple[Site, Site, int]]:
+    """Where a stage may be: its section and offset, the site after it, and its devices in one copy."""
+    for before in range(devices):
+        for width in range(1, devices - before + 1 if problem.replicate else 2):
+            yield (before, 1, 0, 0), (before + width, 1, 0, 0), width
+        for level in range(1, len(problem.machines) if problem.replicate else 0):
+            stride = problem.unit_devices(level)
+            most = (devices - before) // stride if before % stride == 0 else 0
+            for copies, offset in itertools.product(range(2, most + 1), range(stride)):
+                for end in range(offset + 1, stride + (offset > 0)):
+                    inside = (before, copies, stride, end)
+                    after = inside if end < stride else (before + copies * stride, 1, 0, 0)
+                    yield (before, copies, stride, offset), after, end - offset
+
+
 def _order(site: Site) -> tuple[int, ...]:
     """Sort key of sites in topological order: devices used, then complete sections last."""
     before, copies, stride, offset = site
     return (before + copies * offset, offset == 0, before, copies, stride)
 
 
-def _add_section(
-    problem: ReplicatedPipeline,
-    moves: dict[Site, list[tuple[Site, Move]]],
-    before: int,
-    copies: int,
-    stride: int,
-) -> None:
-    end: Site = (before + copies * stride, 1, 0, 0)
-    for offset in range(stride):
-        site: Site = (before, copies, stride, offset) if offset else (before, 1, 0, 0)
-        for width in range(1, stride - offset + 1):
-            if width == stride:
-                continue
-            after = end if offset + width == stride else (before, copies, stride, offset + width)
-            moves[site].append((after, _move(problem, (before, copies, stride, offset), after, width)))
-
-
-def _move(problem: ReplicatedPipeline, site: Site, after: Site, width: int) -> Move:
-    before, copies, stride, offset = site
-    first = before + offset
+def _move(problem: ReplicatedPipeline, place: Site, after: Site, width: int) -> Move:
+    before, copies, stride, offset = place
+    first, next_device = before + offset, after[0] + after[3]
     devices = [first + k * stride + i for k in range(copies) for i in range(width)]
-    inside_unit = offset > 0
-    last = first + width - 1 if inside_unit else devices[-1]
-    next_device = after[0] + after[3]
-    inside_after = after[1] > 1
-    edge = next_device if inside_after or next_device < problem.devices else devices[-1]
+    last = first + width - 1 if offset else devices[-1]
+    edge = next_device if after[1] > 1 or next_device < problem.devices else devices[-1]
     return Move(
         target=-1,
         replicas=len(devices),
@@ -463,5 +433,5 @@ def _move(problem: ReplicatedPipeline, site: Site, after: Site, width: int) -> M
         exchange_s_per_byte=problem.exchange_s_per_byte(devices),
         level=problem.span_level(first, last),
         tail_level=problem.span_level(first, edge),
-        place=(first, width, copies, stride if copies > 1 else 0),
+        place=(first, width, copies, stride),
     )
