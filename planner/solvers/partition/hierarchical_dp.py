@@ -53,7 +53,7 @@ class NestedTables:
         self.weights = self._differences(cuts.weight_bytes, 0.0)
         self.saved = self._differences(cuts.saved_bytes, 0.0)
         self.runs: dict[tuple[int, Context], FastestLine[int]] = {}
-        self.by_device = math.isfinite(problem.memory.device_bytes) and not problem.memory.released
+        self.limited = math.isfinite(problem.memory.device_bytes)
 
     def solve(self) -> tuple[float, tuple[ReplicatedStage, ...] | None]:
         """The least time of all layers on all devices, and the plan; infinite and None if there is none."""
@@ -67,7 +67,7 @@ class NestedTables:
 
     def _context(self, level: int, context: Context, behind: int, replicas: int) -> Context:
         """Context of the units inside a stage with `behind` units of its level on later stages."""
-        if not self.by_device:
+        if not self.limited:
             return _ALONE
         copies, after = context
         return copies * replicas, after + copies * behind * math.prod(self.problem.machines[:level])
@@ -98,7 +98,7 @@ class NestedTables:
 
     def _within_memory(self, level: int, context: Context, behind: int, replicas: int, time: np.ndarray) -> np.ndarray:
         memory = self.problem.memory
-        if math.isinf(memory.device_bytes) or (self.by_device and level):
+        if level or not self.limited:
             return time
         copies, after = context
         in_flight = memory.in_flight(behind * copies + after, replicas * copies)
@@ -218,8 +218,7 @@ def solve_nested(search: Search) -> None:
     """
     problem: PipeDreamProblem = search.problem
     levels = len(problem.machines)
-    stashed = not problem.memory.released and math.isfinite(problem.memory.device_bytes)
-    if levels > 1 and stashed and not problem.use_all:
+    if levels > 1 and math.isfinite(problem.memory.device_bytes) and not problem.use_all:
         raise UsageError(
             "memory cannot be counted device by device while units of several levels may stay idle",
             hint="use a PlacedPipelineProblem, or all units",

@@ -204,8 +204,7 @@ class Sweep:
         problem: what stages and cuts cost. If it is nested, the transfer after the first stage is divided by the
             receiver's replicas only.
         cuts: where the graph may be cut.
-        devices: how many are used. Under the released memory rule of a nested problem, those that are not used count as
-            later stages of the first one.
+        devices: how many are used.
         moves: where stages may go.
         limit: only plans below this time are searched for.
         check: called often; raises to stop.
@@ -293,7 +292,7 @@ class Sweep:
             block = goals[at : at + step]
             top = int(np.searchsorted(rows, block[-1], "left"))
             if low < top:
-                reached = self._block(site, move, rows[low:top], times[low:top], block).min(axis=0)
+                reached = self._block(move, rows[low:top], times[low:top], block).min(axis=0)
                 best[at : at + step] = np.minimum(reached, self.limit)
             at += step
         keep = best < self.limit
@@ -307,10 +306,10 @@ class Sweep:
         start = self.cuts.compute_s[goal] - self.limit * replicas * _SLACK
         return int(np.searchsorted(self.cuts.compute_s[rows], start, "left"))
 
-    def _block(self, site: int, move: Move, rows: np.ndarray, times: np.ndarray, goals: np.ndarray) -> np.ndarray:
+    def _block(self, move: Move, rows: np.ndarray, times: np.ndarray, goals: np.ndarray) -> np.ndarray:
         """[rows, goals] time of the slowest stage up to each goal by the cut before; infinite where impossible."""
         self.pairs += len(rows) * len(goals)
-        stage = self._stage_s(site, move, rows, goals)
+        stage = self._stage_s(move, rows, goals)
         np.maximum(stage, times[:, None], out=stage)
         stage[rows[:, None] >= goals[None, :]] = np.inf
         if not self.cuts.nested:
@@ -322,7 +321,7 @@ class Sweep:
             stage[near[outside], far[outside]] = np.inf
         return stage
 
-    def _stage_s(self, site: int, move: Move, rows: np.ndarray, goals: np.ndarray) -> np.ndarray:
+    def _stage_s(self, move: Move, rows: np.ndarray, goals: np.ndarray) -> np.ndarray:
         """[rows, goals] seconds per minibatch of the stage between two cuts; infinite where it does not fit."""
         cuts, memory = self.cuts, self.problem.memory
         compute = cuts.compute_s[goals][None, :] - cuts.compute_s[rows][:, None]
@@ -331,10 +330,8 @@ class Sweep:
         stage = compute + exchange if self.problem.adds_up else np.maximum(compute, exchange)
         stage /= move.replicas
         if math.isfinite(memory.device_bytes):
-            counted = self.problem.devices if site == 0 and self.nested and memory.released else self.devices
-            behind = counted - move.used
             saved = cuts.saved_bytes[goals][None, :] - cuts.saved_bytes[rows][:, None]
-            in_flight = memory.in_flight(behind, move.replicas)
+            in_flight = memory.in_flight(self.devices - move.used, move.replicas)
             needed = memory.needed(weights, saved, cuts.cut_bytes[rows][:, None], in_flight)
             stage[~fits(needed, memory.device_bytes)] = np.inf
         return np.asarray(stage)
@@ -372,7 +369,7 @@ class Sweep:
                 for before, (rows, times) in sorted(self.labels[site].items()):
                     price = self._cut_s_per_byte(before, move.level, move.replicas)
                     slowest = np.maximum(times, price * self.cuts.cut_bytes[rows])
-                    reached = self._block(site, move, rows, slowest, goal)[:, 0]
+                    reached = self._block(move, rows, slowest, goal)[:, 0]
                     at = int(np.argmin(reached))
                     if reached[at] <= time * _SLACK:
                         return site, before, (int(rows[at]), row, move.place), float(times[at])

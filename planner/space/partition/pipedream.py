@@ -147,12 +147,12 @@ class PipeDreamProblem(ReplicatedPipeline):
     def judge(self, decision: Sequence[ReplicatedStage]) -> Verdict:
         """Objective and broken limits of a plan; O(cuts * layers * edges)."""
         judge = PlanJudge(self)
-        stages = tuple(decision)
-        if not judge.shape(len(self.machines) - 1, stages, tuple(range(self.layers.count))):
+        stages, top = tuple(decision), len(self.machines) - 1
+        if not judge.shape(top, stages, tuple(range(self.layers.count))):
             return Verdict(math.inf, tuple(judge.violations))
-        times = judge.run(len(self.machines) - 1, stages, frozenset())
+        times = judge.run(top, stages, frozenset())
         kept_bytes = judge.memory(stages)
-        return Verdict(max(times), tuple(judge.violations), tuple(times), kept_bytes)
+        return Verdict(max(times), tuple(judge.violations), tuple(times), () if top else kept_bytes)
 
     def trivial(self) -> tuple[tuple[str, tuple[ReplicatedStage, ...]], ...]:
         """One device (without `use_all`), and data parallelism over all devices."""
@@ -228,37 +228,16 @@ class PlanJudge:
         return 2 * self.cuts.cut_bytes(before) / (self.problem.bandwidth_byte_per_s[level] * sharing)
 
     def memory(self, stages: tuple[ReplicatedStage, ...]) -> tuple[float, ...]:
-        """Add a violation for each stage whose devices exceed the memory under the problem's rule.
-
-        Returns:
-            Bytes that a device of each stage keeps; empty on several levels, and under the released rule.
-        """
-        if self.problem.memory.released:
-            self._released_memory(len(self.problem.machines) - 1, stages)
-            return ()
-        flat, kept = list(_devices(stages, 1)), []
-        behind, before = sum(replicas for _, replicas in flat), frozenset[int]()
+        """Bytes that a device of each innermost stage keeps; adds a violation for each that exceeds the memory."""
+        flat, kept, before = list(_devices(stages, 1)), [], frozenset[int]()
+        behind = sum(replicas for _, replicas in flat)
         for number, (layers, replicas) in enumerate(flat):
             behind -= replicas
-            kept.append(self._check_memory(number, layers, behind, replicas, self.cuts.cut_bytes(before)))
+            received = self.cuts.cut_bytes(before)
+            kept.append(self.problem.memory.kept_bytes(self.problem.layers, layers, behind, replicas, received))
+            self.violations += _over_memory(self.problem, number, kept[-1])
             before = before | set(layers)
-        return tuple(kept) if len(self.problem.machines) == 1 else ()
-
-    def _released_memory(self, level: int, stages: tuple[ReplicatedStage, ...]) -> None:
-        """The released rule on each level; idle units count as later stages of the first one."""
-        behind = self.problem.machines[level]
-        for number, stage in enumerate(stages):
-            behind = behind - stage.replicas if number == 0 else sum(s.replicas for s in stages[number + 1 :])
-            self._check_memory(number, stage.layers, behind, stage.replicas, 0.0)
-            if level:
-                self._released_memory(level - 1, stage.inner)
-
-    def _check_memory(self, number: int, layers: tuple[int, ...], behind: int, replicas: int, received: float) -> float:
-        memory = self.problem.memory
-        needed, have = memory.kept_bytes(self.problem.layers, layers, behind, replicas, received), memory.device_bytes
-        message = f"a device of the stage keeps {needed:.0f} of {have:.0f} bytes"
-        self.violations += over_memory(number, needed, have, message)
-        return needed
+        return tuple(kept)
 
     def _fault(self, kind: str, stage: int, message: str, needed: float = 0.0, available: float = 0.0) -> bool:
         self.violations.append(Violation(kind, stage, message, needed, available))
@@ -326,8 +305,7 @@ class PlacedPipelineProblem(ReplicatedPipeline):
                 time = max(time, self._transfer_s(received, stages, number))
             times.append(time)
             kept.append(self.memory.kept_bytes(self.layers, stage.layers, behind, stage.replicas, received))
-            message = f"a device of the stage keeps {kept[-1]:.0f} of {self.memory.device_bytes:.0f} bytes"
-            faults += over_memory(number, kept[-1], self.memory.device_bytes, message)
+            faults += _over_memory(self, number, kept[-1])
             before = before | set(stage.layers)
         return Verdict(max(times), tuple(faults), tuple(times), tuple(kept))
 
@@ -353,6 +331,11 @@ class PlacedPipelineProblem(ReplicatedPipeline):
             ("one-device", (PlacedStage(layers, 0, 1),)),
             ("data-parallel", (PlacedStage(layers, 0, self.devices),)),
         )
+
+
+def _over_memory(problem: ReplicatedPipeline, number: int, needed: float) -> tuple[Violation, ...]:
+    have = problem.memory.device_bytes
+    return over_memory(number, needed, have, f"a device of the stage keeps {needed:.0f} of {have:.0f} bytes")
 
 
 def _coverage_faults(
