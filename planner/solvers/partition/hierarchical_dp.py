@@ -3,15 +3,15 @@
 Nested on several levels: PipeDream's recurrence on tables over all pairs of cuts (`NestedTables`).
 
 One level, and placed stages (`PlacedPipelineProblem`): the label sweep of `pipedream_sweep`, first over few cuts for a
-good plan, then over all cuts below that plan's time for the proof (`LineSearch`).
+good plan, then over all cuts below that plan's time for the proof (`_climb`).
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from planner.errors import UsageError
 from planner.memory import fits
 from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Search
 from planner.solvers.partition.chain_dp import FastestLine
-from planner.solvers.partition.pipedream_sweep import Cuts, Moves, Step, Sweep, all_cuts, moves_on
+from planner.solvers.partition.pipedream_sweep import Cuts, Moves, Sweep, all_cuts, moves_on
 from planner.space.partition import (
     PipeDreamProblem,
     PlacedPipelineProblem,
@@ -144,57 +144,41 @@ _MOST_CUTS = 1_000_000
 _MOST_PAIRED = 800
 
 
-@dataclass(slots=True)
-class LineSearch:
-    """Search for the fastest plan of stages in line, on all devices or on each number of them, largest first.
+Place = tuple[int, int, int, int]
+"""First device, width, copies, stride."""
 
-    Attributes:
+
+def _climb(search: Search, cuts: Cuts, stage: Callable[[tuple[int, ...], Place], Any]) -> None:
+    """Sweep few cuts for a good plan, then all cuts for the proof.
+
+    Without all cuts, the bound stays the compute time divided by the devices.
+
+    Args:
         search: the problem, its best plan and bound.
-        stage: makes a stage of the plan from its layers and place (first device, width, copies, stride).
-        moves: by number of devices, the places of stages on them.
-        pairs: pairs of cuts that were priced.
+        cuts: of its layers.
+        stage: makes a stage of the plan from its layers and place.
     """
-
-    search: Search
-    stage: Callable[[tuple[int, ...], tuple[int, int, int, int]], Any]
-    moves: dict[int, Moves] = field(default_factory=dict)
-    pairs: int = 0
-
-    def climb(self, cuts: Cuts) -> None:
-        """Sweep few cuts for a good plan, then all cuts for the proof.
-
-        Without all cuts, the bound stays the compute time divided by the devices.
-        """
-        search = self.search
-        search.prove(float(cuts.compute_s[-1]) / search.problem.devices)
-        for cut_limit in _COARSE:
-            if cuts.count > 2 * cut_limit:
-                self._below(search.objective, cuts.coarse(cut_limit))
-        self._below(search.objective, cuts)
-        if cuts.complete:
-            search.prove(search.objective)
-
-    def _below(self, goal: float, cuts: Cuts) -> None:
-        """Offer the fastest plans below a time, if there are any."""
-        deadline, problem = self.search.deadline, self.search.problem
-        for count in range(problem.devices, problem.devices - 1 if problem.use_all else 0, -1):
-            if cuts.compute_s[-1] / count >= goal:
-                continue
-            deadline.check()
-            if count not in self.moves:
-                self.moves[count] = moves_on(problem, count, deadline)
-            sweep = Sweep(problem, cuts, count, self.moves[count], goal, deadline.check)
-            try:
-                best = sweep.run()
-            finally:
-                self.pairs += sweep.pairs
-                self.search.count(pairs=self.pairs)
-            if best:
-                goal, steps = best
-                self.search.offer(self._plan(cuts, steps), goal)
-
-    def _plan(self, cuts: Cuts, steps: Sequence[Step]) -> tuple[Any, ...]:
-        return tuple(self.stage(cuts.layers_between(start, stop), place) for start, stop, place in steps)
+    problem, moves, pairs = search.problem, dict[int, Moves](), 0
+    search.prove(float(cuts.compute_s[-1]) / problem.devices)
+    some = [cuts.coarse(most) for most in _COARSE if cuts.count > 2 * most]
+    counts = range(problem.devices, problem.devices - 1 if problem.use_all else 0, -1)
+    for swept, count in itertools.product([*some, cuts], counts):
+        if swept.compute_s[-1] / count >= search.objective:
+            continue
+        search.deadline.check()
+        if count not in moves:
+            moves[count] = moves_on(problem, count, search.deadline)
+        sweep = Sweep(problem, swept, count, moves[count], search.objective, search.deadline.check)
+        try:
+            best = sweep.run()
+        finally:
+            pairs += sweep.pairs
+            search.count(pairs=pairs)
+        if best:
+            steps = ((swept.layers_between(start, stop), place) for start, stop, place in best[1])
+            search.offer(tuple(stage(*step) for step in steps), best[0])
+    if cuts.complete:
+        search.prove(search.objective)
 
 
 def _cuts_of(search: Search, released: Released) -> Cuts:
@@ -228,7 +212,7 @@ def solve_nested(search: Search) -> None:
     search.space = f"replicated stages on {levels} level{'s' if levels > 1 else ''}"
     search.space += "" if complete else ", some of the cuts only"
     if levels == 1:
-        LineSearch(search, lambda layers, place: ReplicatedStage(layers, place[1])).climb(cuts)
+        _climb(search, cuts, lambda layers, place: ReplicatedStage(layers, place[1]))
         return
     search.prove(float(cuts.compute_s[-1]) / problem.devices)
     searched_cuts = cuts if cuts.count <= _MOST_PAIRED else cuts.coarse(_MOST_PAIRED)
@@ -250,7 +234,7 @@ def solve_placed(search: Search) -> None:
     cuts = _cuts_of(search, problem.released & ~Released.CUTS)
     search.space = "stages in line on a tree of devices"
     search.space += "" if cuts.complete else ", cut along the topological order"
-    LineSearch(search, lambda layers, place: PlacedStage(layers, *place)).climb(cuts)
+    _climb(search, cuts, lambda layers, place: PlacedStage(layers, *place))
 
 
 PARTITION_SOLVERS.register("hierarchical-dp", PartitionSolver(PipeDreamProblem, solve_nested))

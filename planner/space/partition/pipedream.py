@@ -137,6 +137,20 @@ class ReplicatedPipeline:
             by_level += self._traffic(max(map(len, units.values()))) / speed
         return min(flat, by_level)
 
+    def memory_of(
+        self, stages: Sequence[tuple[Sequence[int], int]], cuts: CutJudge
+    ) -> tuple[tuple[float, ...], list[Violation]]:
+        """Bytes that a device of each stage (layers, replicas) keeps, and a violation for each that exceeds them."""
+        kept, faults, before, have = [], [], frozenset[int](), self.memory.device_bytes
+        behind = sum(replicas for _, replicas in stages)
+        for number, (layers, replicas) in enumerate(stages):
+            behind -= replicas
+            needed = self.memory.kept_bytes(self.layers, layers, behind, replicas, cuts.cut_bytes(before))
+            kept.append(needed)
+            faults += over_memory(number, needed, have, f"a device keeps {needed:.0f} of {have:.0f} bytes")
+            before |= set(layers)
+        return tuple(kept), faults
+
     def _traffic(self, count: int) -> float:
         return 2 * moved_bytes(Collective.ALL_REDUCE, 1.0, count) if self.adds_up else 2.0 * (count - 1)
 
@@ -151,8 +165,8 @@ class PipeDreamProblem(ReplicatedPipeline):
         if not judge.shape(top, stages, tuple(range(self.layers.count))):
             return Verdict(math.inf, tuple(judge.violations))
         times = judge.run(top, stages, frozenset())
-        kept_bytes = judge.memory(stages)
-        return Verdict(max(times), tuple(judge.violations), tuple(times), () if top else kept_bytes)
+        kept, faults = self.memory_of(list(_devices(stages, 1)), judge.cuts)
+        return Verdict(max(times), (*judge.violations, *faults), tuple(times), () if top else kept)
 
     def trivial(self) -> tuple[tuple[str, tuple[ReplicatedStage, ...]], ...]:
         """One device (without `use_all`), and data parallelism over all devices."""
@@ -227,18 +241,6 @@ class PlanJudge:
         sharing = replicas if self.problem.adds_up else 1
         return 2 * self.cuts.cut_bytes(before) / (self.problem.bandwidth_byte_per_s[level] * sharing)
 
-    def memory(self, stages: tuple[ReplicatedStage, ...]) -> tuple[float, ...]:
-        """Bytes that a device of each innermost stage keeps; adds a violation for each that exceeds the memory."""
-        flat, kept, before = list(_devices(stages, 1)), [], frozenset[int]()
-        behind = sum(replicas for _, replicas in flat)
-        for number, (layers, replicas) in enumerate(flat):
-            behind -= replicas
-            received = self.cuts.cut_bytes(before)
-            kept.append(self.problem.memory.kept_bytes(self.problem.layers, layers, behind, replicas, received))
-            self.violations += _over_memory(self.problem, number, kept[-1])
-            before = before | set(layers)
-        return tuple(kept)
-
     def _fault(self, kind: str, stage: int, message: str, needed: float = 0.0, available: float = 0.0) -> bool:
         self.violations.append(Violation(kind, stage, message, needed, available))
         return False
@@ -294,20 +296,16 @@ class PlacedPipelineProblem(ReplicatedPipeline):
         used = sum(stage.replicas for stage in stages)
         if self.use_all and used < self.devices:
             faults.append(Violation("devices", -1, f"{used} of {self.devices} devices are used", used, self.devices))
-        times, kept, cuts, before = [], [], CutJudge(self.layers, self.released), frozenset[int]()
-        behind = used
+        times, cuts, before = [], CutJudge(self.layers, self.released), frozenset[int]()
         for number, stage in enumerate(stages):
             if stage.replicas > 1 and not self.replicate:
                 faults.append(Violation("option", number, "replicas are not allowed"))
-            time, behind = self._stage_s(stage), behind - stage.replicas
-            received = cuts.cut_bytes(before) if number else 0.0
+            times.append(self._stage_s(stage))
             if number and self.transfers:
-                time = max(time, self._transfer_s(received, stages, number))
-            times.append(time)
-            kept.append(self.memory.kept_bytes(self.layers, stage.layers, behind, stage.replicas, received))
-            faults += _over_memory(self, number, kept[-1])
-            before = before | set(stage.layers)
-        return Verdict(max(times), tuple(faults), tuple(times), tuple(kept))
+                times[-1] = max(times[-1], self._transfer_s(cuts.cut_bytes(before), stages, number))
+            before |= set(stage.layers)
+        kept, over = self.memory_of([(stage.layers, stage.replicas) for stage in stages], cuts)
+        return Verdict(max(times), (*faults, *over), tuple(times), kept)
 
     def _stage_s(self, stage: PlacedStage) -> float:
         compute = math.fsum(self.layers.compute_s[list(stage.layers)])
@@ -331,11 +329,6 @@ class PlacedPipelineProblem(ReplicatedPipeline):
             ("one-device", (PlacedStage(layers, 0, 1),)),
             ("data-parallel", (PlacedStage(layers, 0, self.devices),)),
         )
-
-
-def _over_memory(problem: ReplicatedPipeline, number: int, needed: float) -> tuple[Violation, ...]:
-    have = problem.memory.device_bytes
-    return over_memory(number, needed, have, f"a device of the stage keeps {needed:.0f} of {have:.0f} bytes")
 
 
 def _coverage_faults(
