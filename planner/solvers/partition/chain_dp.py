@@ -1,7 +1,7 @@
 """`ChainStages` exactly: the best stages and devices of each pipeline, by a chain DP.
 
 For each pipeline, `FastestLine` over (devices used, type of the last one) minimises the largest pace under the memory. If
-transfers also pause the pipeline, the DP runs with a limit on the pause, and `BottleneckSearch` branches on
+transfers also pause the pipeline, the DP runs with a limit on the pause, and `search_bottlenecks` branches on
 that limit to minimise the largest pace plus the largest pause.
 
 Sums over runs of layers equal the judge's `fsum` to the last bit.
@@ -26,7 +26,13 @@ STEP = 1e-12
 """Relative improvements below this are not searched for."""
 
 
-class BottleneckSearch:
+def search_bottlenecks(
+    values: np.ndarray,
+    weight: float,
+    best: float,
+    solve: Callable[[float, float], tuple[float, float]],
+    prove: Callable[[float], None] = lambda _: None,
+) -> None:
     """Minimise a sum plus a weight times a bottleneck (the longest stage, or the longest pause) by branching on it.
 
     Let g(T) be the least sum if the bottleneck is at most T. All plans with a bottleneck in [a, T] have an objective of
@@ -36,59 +42,32 @@ class BottleneckSearch:
     Args:
         values: all values that the bottleneck can take, ascending.
         weight: of the bottleneck.
-        incumbent: objective of a known plan.
+        best: objective of a known plan.
+        solve: offers the plan with the least sum under a cap on the bottleneck, and returns its sum and bottleneck;
+            infinite if there is no such plan, or none whose sum is below the second argument.
+        prove: called with lower bounds on the objective of every plan.
     """
-
-    def __init__(self, values: np.ndarray, weight: float, incumbent: float = float("inf")) -> None:
-        self.values = values
-        self.weight = weight
-        self.incumbent = incumbent
-        self._ranges: list[tuple[float, int, int, float]] = []  # bound, first value, last value, least sum
-        self._current = (0, -1, -1, 0.0)
-        self._begun = False
-        self._push(0, len(values) - 1, 0.0)
-
-    @property
-    def bound(self) -> float:
-        """Lower bound on the objective of every plan."""
-        solved_bound = self.incumbent * (1 - STEP) if np.isfinite(self.incumbent) else np.inf
-        return min(solved_bound, self._ranges[0][0]) if self._ranges else solved_bound
-
-    def next_cap(self) -> tuple[float, float] | None:
-        """A cap to compute the least sum for, and the sum from which on it is useless; None when no range is left."""
-        while self._ranges:
-            _, first, last, least_sum = heapq.heappop(self._ranges)
-            smallest = float(self.values[first])
-            if least_sum + self.weight * smallest >= self.incumbent * (1 - STEP):
-                continue
-            if np.isfinite(self.incumbent) and self.weight:
-                largest = (self.incumbent - least_sum) / self.weight
-                last = min(last, int(np.searchsorted(self.values, largest, side="right")) - 1)
-            if last < first:
-                continue
-            cap_at = last  # the first pass has no cap: is there any plan, and what is its bottleneck?
-            if self._begun:
-                middle = (smallest + float(self.values[last])) / 2
-                cap_at = min(max(int(np.searchsorted(self.values, middle, side="right")) - 1, first), last)
-            self._begun = True
-            self._current = (first, cap_at, last, least_sum)
-            return float(self.values[cap_at]), self.incumbent - self.weight * smallest
-        return None
-
-    def settle(self, least_sum: float, bottleneck: float) -> None:
-        """Take the least sum under the last cap and the bottleneck of its plan; both infinite if there is none."""
-        first, cap_at, last, before = self._current
-        if np.isfinite(least_sum):
-            self.incumbent = min(self.incumbent, least_sum + self.weight * bottleneck)
-            self._push(first, int(np.searchsorted(self.values, bottleneck)) - 1, least_sum)
-        self._push(cap_at + 1, last, before)
-
-    def _push(self, first: int, last: int, least_sum: float) -> None:
-        if first > last:
-            return
-        bound = least_sum + self.weight * float(self.values[first])
-        if bound < self.incumbent * (1 - STEP):
-            heapq.heappush(self._ranges, (bound, first, last, least_sum))
+    ranges = [(weight * float(values[0]), 0, len(values) - 1, 0.0)] if len(values) else []
+    begun = False
+    while ranges and ranges[0][0] < best * (1 - STEP):
+        prove(ranges[0][0])
+        _, first, last, least_sum = heapq.heappop(ranges)
+        smallest = float(values[first])
+        if math.isfinite(best) and weight:
+            last = min(last, int(np.searchsorted(values, (best - least_sum) / weight, side="right")) - 1)
+        if last < first:
+            continue
+        middle = (smallest + float(values[last])) / 2
+        cap_at = min(max(int(np.searchsorted(values, middle, side="right")) - 1, first), last) if begun else last
+        begun = True  # the first pass has no cap: is there any plan, and what is its bottleneck?
+        least, bottleneck = solve(float(values[cap_at]), best - weight * smallest)
+        if math.isfinite(least):
+            best = min(best, least + weight * bottleneck)
+            below = int(np.searchsorted(values, bottleneck)) - 1
+            heapq.heappush(ranges, (least + weight * smallest, first, below, least))
+        if cap_at < last:
+            heapq.heappush(ranges, (least_sum + weight * float(values[cap_at + 1]), cap_at + 1, last, least_sum))
+    prove(best * (1 - STEP))
 
 
 _SLACK = 1 + 1e-12
@@ -175,20 +154,21 @@ def _offer_best(search: Search, stages: _Stages) -> None:
     problem, pipeline = stages.problem, stages.pipeline
     if pipeline.rounds * float(problem.compute_s.min(axis=0).sum()) / pipeline.stages >= search.objective * _SLACK:
         return
-    limits = BottleneckSearch(stages.pauses(), 1.0, search.objective)
     before = dict(stages.places())
     ends = [at for at in before if stages.place(at) == pipeline.stages]
     first = np.where(np.arange(problem.layers + 1)[None] == 0, 0.0, np.inf)
-    while (step := limits.next_cap()) is not None:
+
+    def solve(most_pause: float, _: float) -> tuple[float, float]:
         search.deadline.check()
-        leading = functools.partial(stages.leading, before, step[0])
-        line = FastestLine(_START, first, before, leading)
+        line = FastestLine(_START, first, before, functools.partial(stages.leading, before, most_pause))
         pace, end = min((float(line.best[at][0, -1]), at) for at in ends)
         if math.isfinite(pace):
             path = line.path(end, 0, problem.layers)
             types = () if pipeline.line else tuple(kind for _, (_, kind), _, _ in path)
             search.offer(ChainDecision((0, *(stop for *_, stop in path)), pipeline, types))
-        limits.settle(pace, step[0])
+        return pace, most_pause
+
+    search_bottlenecks(stages.pauses(), 1.0, search.objective, solve)
 
 
 class _Stages:

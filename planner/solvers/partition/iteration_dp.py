@@ -1,6 +1,6 @@
 """Iteration time of a synchronous pipeline, exactly: branch and bound on the longest stage over a chain DP.
 
-`BottleneckSearch` splits the range of the longest stage time: ten to forty passes, not one per candidate value. A
+`search_bottlenecks` splits the range of the longest stage time: ten to forty passes, not one per candidate value. A
 pass is a DP over (first layer, devices left), vectorised over the last layer and all devices. Memory depends on the
 number of later stages. A pass first ignores that, which gives a lower bound. Only if its plan does not fit, the pass is
 repeated stage by stage from the end; a state with more stages is kept if it is better than all with fewer.
@@ -16,7 +16,7 @@ import numpy as np
 
 from planner.memory import most_that_fit
 from planner.solvers.partition import PARTITION_SOLVERS, Deadline, PartitionSolver, Search
-from planner.solvers.partition.chain_dp import STEP, BottleneckSearch
+from planner.solvers.partition.chain_dp import STEP, search_bottlenecks
 from planner.space.partition import IterationDecision, IterationProblem, MeshStage
 
 
@@ -159,17 +159,17 @@ def solve_iteration(search: Search) -> None:
         search.prove(np.inf)
         return
     values = passes.longest()
-    ranges = BottleneckSearch(values, problem.micro_batches - 1, search.objective)
-    while (step := ranges.next_cap()) is not None:
-        least_sum, decision = _least_sum(passes, *step)
+
+    def solve(cap: float, enough: float) -> tuple[float, float]:
+        least_sum, decision = _least_sum(passes, cap, enough)
         search.count(candidates=len(values), passes=passes.count, staged_passes=passes.staged)
-        longest = np.inf
-        if decision:
-            longest = max(problem.judge(decision).parts)
-            search.offer(decision, least_sum + (problem.micro_batches - 1) * longest)
-        ranges.settle(least_sum if decision else np.inf, longest)
-        search.prove(min(ranges.bound, search.objective))
-    search.prove(min(ranges.bound, search.objective))
+        if not decision:
+            return np.inf, np.inf
+        longest = max(problem.judge(decision).parts)
+        search.offer(decision, least_sum + (problem.micro_batches - 1) * longest)
+        return least_sum, longest
+
+    search_bottlenecks(values, problem.micro_batches - 1, search.objective, solve, search.prove)
 
 
 def _least_sum(passes: Passes, cap: float, enough: float) -> tuple[float, IterationDecision]:

@@ -84,7 +84,7 @@ def all_cuts(layers: Layers, released: Released, most: int, deadline: Deadline) 
     Complexity: O(cuts * (layers + edges)) in vectorised operations.
     """
     arcs = [(a, b) for a, b in layers.edges.tolist()]
-    figures: list[np.ndarray] = []
+    bits, figures = None, list[np.ndarray]()
     with contextlib.suppress(OutOfTime):
         bits = enumerate_ideals(layers.count, arcs, most, check=deadline.check)
         if bits is not None:
