@@ -194,11 +194,12 @@ class Tail:
 Step = tuple[int, int, tuple[int, int, int, int]]
 """One stage of a plan: cut before it, cut after it, its place."""
 
-Labels = dict[Tail, tuple[np.ndarray, np.ndarray]]
+Labels = list[tuple[Tail, np.ndarray, np.ndarray]]
+"""What moves made of a site: cuts (rows, ascending) and the time of the slowest stage so far, by tail."""
 
 
 class Sweep:
-    """One sweep. Labels of a site: for each tail, cuts (rows, ascending) with the time of the slowest stage so far.
+    """One sweep over the sites.
 
     Args:
         problem: what stages and cuts cost. If it is nested, the transfer after the first stage is divided by the
@@ -224,12 +225,12 @@ class Sweep:
         self.devices, self.moves = devices, moves
         self.limit = limit
         self.check = check
-        self.labels: list[Labels] = [{} for _ in range(len(moves) + 1)]
+        self.labels: list[Labels] = [[] for _ in range(len(moves) + 1)]
         self.pairs = 0
 
     def run(self) -> tuple[float, tuple[Step, ...]] | None:
         """The fastest plan and its time; None if there is none below the limit."""
-        self.labels[0][Tail(0, 0, False)] = (np.zeros(1, dtype=np.int64), np.zeros(1))
+        self.labels[0].append((Tail(0, 0, False), np.zeros(1, dtype=np.int64), np.zeros(1)))
         for site, moves in enumerate(self.moves):
             merged: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
             for move in moves if self.labels[site] else ():
@@ -237,11 +238,8 @@ class Sweep:
                 if key not in merged:
                     merged[key] = self._merge(site, move)
                 self._extend(site, move, *merged[key])
-        ends = [(float(times[0]), tail) for tail, (_, times) in self.labels[-1].items() if len(times)]
-        if not ends:
-            return None
-        best, tail = min(ends)
-        return best, self._trace(tail, best)
+        ends = [(float(times[0]), tail) for tail, _, times in self.labels[-1]]
+        return (min(ends)[0], self._trace(*min(ends))) if ends else None
 
     def _cut_s_per_byte(self, tail: Tail, level: int, replicas: int) -> float:
         """Seconds per byte at the cut between a last stage `tail` and a next one on `replicas` devices."""
@@ -254,9 +252,9 @@ class Sweep:
     def _merge(self, site: int, move: Move) -> tuple[np.ndarray, np.ndarray]:
         """Cuts at a site and their least times over all tails, the transfer into the move's stage included."""
         labels = self.labels[site]
-        low = min(int(rows[0]) for rows, _ in labels.values())
-        best = np.full(max(int(rows[-1]) for rows, _ in labels.values()) + 1 - low, np.inf)
-        for tail, (rows, times) in labels.items():
+        low = min(int(rows[0]) for _, rows, _ in labels)
+        best = np.full(max(int(rows[-1]) for _, rows, _ in labels) + 1 - low, np.inf)
+        for tail, rows, times in labels:
             price = self._cut_s_per_byte(tail, move.level, move.replicas)
             at = rows - low
             best[at] = np.minimum(best[at], np.maximum(times, price * self.cuts.cut_bytes[rows]))
@@ -265,46 +263,35 @@ class Sweep:
 
     def _goals(self, move: Move) -> np.ndarray:
         """Cuts that can end a move's stage, by the compute time before them."""
-        cuts, last = self.cuts, self.cuts.count - 1
+        compute_s, last = self.cuts.compute_s, self.cuts.count - 1
         ahead = self.devices - move.used
         if ahead == 0:
             return np.array([last])
-        low, high = 1, last
-        if math.isfinite(self.limit):
-            total = float(cuts.compute_s[-1])
-            low = max(1, int(np.searchsorted(cuts.compute_s, total - self.limit * ahead * _SLACK, "left")))
-            high = min(last, int(np.searchsorted(cuts.compute_s, self.limit * move.used * _SLACK, "right")))
-        return np.arange(low, max(low, high))
+        low = int(np.searchsorted(compute_s, compute_s[-1] - self.limit * ahead * _SLACK, "left"))
+        high = int(np.searchsorted(compute_s, self.limit * move.used * _SLACK, "right"))
+        return np.arange(max(1, low), min(last, high))
 
     def _extend(self, site: int, move: Move, rows: np.ndarray, times: np.ndarray) -> None:
         """Add the labels that a move makes of the cuts at a site."""
-        tail = Tail(move.tail_level, move.replicas, site == 0)
-        goals = self._goals(move)
+        goals, compute_s = self._goals(move), self.cuts.compute_s
         if not len(rows) or not len(goals):
             return
-        best = np.full(len(goals), self.limit)
-        at = 0
+        best, at = np.full(len(goals), self.limit), 0
         while at < len(goals):
             self.check()
-            first, top = goals[at], int(np.searchsorted(rows, goals[-1], "left"))
-            low = self._earliest(rows, int(first), move.replicas)
+            earliest_s = compute_s[goals[at]] - self.limit * move.replicas * _SLACK  # a stage from before is too long
+            low, top = int(np.searchsorted(compute_s[rows], earliest_s)), int(np.searchsorted(rows, goals[-1]))
             step = max(16, min(512, _BLOCK // max(1, top - low)))
             block = goals[at : at + step]
-            top = int(np.searchsorted(rows, block[-1], "left"))
+            top = int(np.searchsorted(rows, block[-1]))
             if low < top:
                 reached = self._block(move, rows[low:top], times[low:top], block).min(axis=0)
                 best[at : at + step] = np.minimum(reached, self.limit)
             at += step
         keep = best < self.limit
         if keep.any():
-            self._store(move.target, tail, goals[keep], best[keep])
-
-    def _earliest(self, rows: np.ndarray, goal: int, replicas: int) -> int:
-        """Position of the first row from which a stage can reach a goal below the limit."""
-        if math.isinf(self.limit):
-            return 0
-        start = self.cuts.compute_s[goal] - self.limit * replicas * _SLACK
-        return int(np.searchsorted(self.cuts.compute_s[rows], start, "left"))
+            tail = Tail(move.tail_level, move.replicas, site == 0)
+            self.labels[move.target].append((tail, goals[keep], best[keep]))
 
     def _block(self, move: Move, rows: np.ndarray, times: np.ndarray, goals: np.ndarray) -> np.ndarray:
         """[rows, goals] time of the slowest stage up to each goal by the cut before; infinite where impossible."""
@@ -336,19 +323,7 @@ class Sweep:
             stage[~fits(needed, memory.device_bytes)] = np.inf
         return np.asarray(stage)
 
-    def _store(self, site: int, tail: Tail, rows: np.ndarray, times: np.ndarray) -> None:
-        """Add labels to a site; for a cut that has one, keep the smaller time."""
-        known_labels = self.labels[site].get(tail)
-        if known_labels is not None:
-            all_rows = np.union1d(known_labels[0], rows)
-            best = np.full(len(all_rows), np.inf)
-            best[np.searchsorted(all_rows, known_labels[0])] = known_labels[1]
-            at = np.searchsorted(all_rows, rows)
-            best[at] = np.minimum(best[at], times)
-            rows, times = all_rows, best
-        self.labels[site][tail] = (rows, times)
-
-    def _trace(self, tail: Tail, best: float) -> tuple[Step, ...]:
+    def _trace(self, best: float, tail: Tail) -> tuple[Step, ...]:
         """The stages of the plan that ends with a label of the last site."""
         steps: list[Step] = []
         site, row, time = len(self.labels) - 1, self.cuts.count - 1, best
@@ -366,7 +341,7 @@ class Sweep:
                 made = Tail(move.tail_level, move.replicas, site == 0)
                 if move.target != target or made != tail:
                     continue
-                for before, (rows, times) in sorted(self.labels[site].items()):
+                for before, rows, times in sorted(self.labels[site], key=lambda label: label[0]):
                     price = self._cut_s_per_byte(before, move.level, move.replicas)
                     slowest = np.maximum(times, price * self.cuts.cut_bytes[rows])
                     reached = self._block(move, rows, slowest, goal)[:, 0]
