@@ -1,8 +1,8 @@
 """`ChainStages` exactly: the best stages and devices of each pipeline, by a chain DP.
 
-For each pipeline, `FastestLine` over (devices used, type of the last one) minimises the largest pace under the memory. If
-transfers also pause the pipeline, the DP runs with a limit on the pause, and `search_bottlenecks` branches on
-that limit to minimise the largest pace plus the largest pause.
+For each pipeline, `FastestLine` over (devices used, type of the last one) minimises the largest pace under the memory.
+If transfers also pause the pipeline, the DP runs with a limit on the pause, and `search_bottlenecks` branches on that
+limit to minimise the largest pace plus the largest pause.
 
 Sums over runs of layers equal the judge's `fsum` to the last bit.
 """

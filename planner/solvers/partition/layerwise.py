@@ -70,7 +70,8 @@ def _best_price(search: Search, room: float) -> tuple[float, float]:
     problem: LayerChoice = search.problem
     positive = problem.fixed_bytes[problem.fixed_bytes > 0]
     scale = max(room, float(positive.min(initial=np.inf))) if len(positive) else 1.0
-    low, high, price, fitting = 0.0, float(problem.time_s[np.isfinite(problem.time_s)].sum()) / scale + 1e-300, 0.0, False
+    low, high = 0.0, float(problem.time_s[np.isfinite(problem.time_s)].sum()) / scale + 1e-300
+    price, fitting = 0.0, False
     best = (0.0, 0.0)
     for _ in range(_PRICE_STEPS):
         total, strategies = _cheapest(problem, price)
@@ -106,7 +107,7 @@ class _Labelling:
         self.labels = self.widest = 0
 
     def run(self, limit: int) -> float:
-        """Extend labels layer by layer, keep at most `limit` a layer, offer the best plan; a lower bound on the time."""
+        """Extend labels layer by layer, keep at most `limit` a layer, offer the best plan; a bound on the time."""
         search, proven = self.search, np.inf
         memory = seconds = np.zeros(1)
         state = np.zeros(1, dtype=np.int64)
@@ -130,8 +131,10 @@ class _Labelling:
         search.offer(_strategies(trail, best), float(seconds[best]))
         return min(proven, search.objective)
 
-    def _extended(self, layer: int, memory: np.ndarray, seconds: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Labels after one more layer that fit and may still win: memory, time, strategy, previous label, lower bound."""
+    def _extended(
+        self, layer: int, memory: np.ndarray, seconds: np.ndarray, state: np.ndarray
+    ) -> tuple[np.ndarray, ...]:
+        """Labels after one more layer that fit and may win: memory, time, strategy, previous label, lower bound."""
         problem = self.problem
         switch = problem.switch_before(layer)[state] if layer else 0.0
         wide_memory = memory[:, None] + problem.fixed_bytes[layer]

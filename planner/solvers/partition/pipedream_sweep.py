@@ -96,8 +96,8 @@ def all_cuts(layers: Layers, released: Released, most: int, deadline: Deadline) 
     compute_s, weight_bytes, saved_bytes, cut_bytes, size, allowed = np.concatenate(figures, axis=1)
     keep = np.flatnonzero(allowed)
     order = keep[np.lexsort((*bits[keep].T, size[keep], compute_s[keep]))]
-    columns = (column[order] for column in (compute_s, weight_bytes, saved_bytes, cut_bytes))
-    return Cuts(bits[order], *columns, complete)
+    tables = (compute_s[order], weight_bytes[order], saved_bytes[order], cut_bytes[order])
+    return Cuts(bits[order], *tables, complete)
 
 
 def _figures(layers: Layers, released: Released, bits: np.ndarray, check: Callable[[], None]) -> list[np.ndarray]:

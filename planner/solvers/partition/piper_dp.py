@@ -15,7 +15,6 @@ relaxation of the choices; 0 if none does.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import cast
 
 import numpy as np
 
@@ -34,8 +33,6 @@ from planner.space.partition import PiperProblem, PiperStage
 UNLIMITED = 1 << 40
 CAP_SLACK = 1e-11
 _ROUNDING = 1e-12
-_MOST_SUMS = 6_000_000
-"""Most cumulated savings of stages that are in memory at a time."""
 _STEP = 1e-10
 """Relative difference below the best plan at which the last pass looks for a better one."""
 _RISE = 1.3
@@ -44,23 +41,20 @@ _RISE = 1.3
 
 @dataclass(frozen=True)
 class Table:
-    """The stages of one tensor degree: times with the fastest choice of each node, and steps to slower ones.
+    """The stages of one tensor degree: times and bytes with the fastest choice of each node, and what slower ones save.
 
-    A step saves a node all the memory that its smallest choice saves, at the best ratio of all its choices. Steps are
-    taken least seconds per byte first, the last one in part. r stages, k degrees d, i ideals, s steps.
+    Slower choices save at most the bytes that the smallest ones save, and no node's cost less time a byte than the
+    cheapest. r stages, k degrees d.
 
     Attributes:
         tensor: tensor degree.
         rows: [r] positions among all pairs.
         data: [k] data degrees.
-        fixed_s: [r, k] seconds of a sample that no step changes, times d: work, cut edges, exchange of weights.
+        fixed_s: [r, k] seconds of a sample that no choice changes, times d: work, cut edges, exchange of weights.
         activation_bytes: [r] bytes of a sample in flight.
         room_bytes: [r] memory left by the least bytes of the nodes.
-        members: [i, s] 1 if the step's node is in the ideal, else 0.
-        lower: [r] ideal before each stage.
-        upper: [r] ideal after it.
-        step_s: [s] seconds a step costs.
-        step_bytes: [s] activation bytes it saves.
+        saved_bytes: [r] most activation bytes that slower choices save.
+        s_per_byte: [r] least seconds for a byte saved.
     """
 
     tensor: int
@@ -69,56 +63,24 @@ class Table:
     fixed_s: np.ndarray
     activation_bytes: np.ndarray
     room_bytes: np.ndarray
-    members: np.ndarray
-    lower: np.ndarray
-    upper: np.ndarray
-    step_s: np.ndarray
-    step_bytes: np.ndarray
+    saved_bytes: np.ndarray
+    s_per_byte: np.ndarray
 
     def limits(self, cap_s: float) -> np.ndarray:
         """[r, k] upper bounds on the samples in flight under the cap."""
-        budget = cap_s * (1 + CAP_SLACK) * self.data - self.fixed_s
-        step = max(_MOST_SUMS // (len(self.step_s) + 1), 1)
-        parts = (slice(begin, begin + step) for begin in range(0, max(len(budget), 1), step))
-        return np.concatenate([self._limits(rows, budget[rows]) for rows in parts])
-
-    def _limits(self, rows: slice, budget: np.ndarray) -> np.ndarray:
-        held = self.members[self.upper[rows]] - self.members[self.lower[rows]]
-        added_s, saved_bytes = (
-            np.cumsum(np.pad(held * step, ((0, 0), (1, 0))), axis=1) for step in (self.step_s, self.step_bytes)
-        )
-        at = _search(added_s, budget)
-        last, following = np.maximum(at - 1, 0), np.minimum(at, added_s.shape[1] - 1)
-        spent = np.take_along_axis(added_s, last, axis=1)
-        saved = np.take_along_axis(saved_bytes, last, axis=1)
-        step_s = np.take_along_axis(added_s, following, axis=1) - spent
-        step = np.take_along_axis(saved_bytes, following, axis=1) - saved
+        spare_s = cap_s * (1 + CAP_SLACK) * self.data - self.fixed_s
         with np.errstate(invalid="ignore", divide="ignore"):
-            part = np.clip((budget - spent) / step_s, 0.0, 1.0)
-            saved = saved + np.where(step_s > 0, part, 0.0) * step
-            grows = self.activation_bytes[rows, None] - saved
-            more = np.where(grows > 0, np.floor(self.room_bytes[rows, None] / grows), UNLIMITED)
-        return np.where(at > 0, 1 + np.minimum(more, UNLIMITED).astype(np.int64), 0)
-
-
-def _search(table: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """[r, k] how many of row r's ascending table entries are at most `wanted[r, k]`; binary search."""
-    low = np.zeros(wanted.shape, dtype=np.int64)
-    high = np.full(wanted.shape, table.shape[1], dtype=np.int64)
-    for _ in range(int(table.shape[1]).bit_length()):
-        middle = (low + high) >> 1
-        inside = low < high
-        below = np.take_along_axis(table, np.minimum(middle, table.shape[1] - 1), axis=1) <= wanted
-        low = np.where(inside & below, middle + 1, low)
-        high = np.where(inside & ~below, middle, high)
-    return low
+            saved = np.fmin(spare_s / self.s_per_byte[:, None], self.saved_bytes[:, None])
+            grows = self.activation_bytes[:, None] - saved
+            more = np.where(grows > 0, np.floor(self.room_bytes[:, None] / grows), UNLIMITED)
+        return np.where(spare_s >= 0, 1 + np.minimum(more, UNLIMITED).astype(np.int64), 0)
 
 
 def _table(problem: PiperProblem, pairs: Pairs, tensor: int, data: np.ndarray) -> Table:
     """The table of one tensor degree, without stages that exceed the memory or hold a node that has no choice there."""
     total_bytes = problem.activation_bytes + problem.fixed_bytes
-    figures = np.zeros((problem.node_count, 5))  # no choice; least bytes; base's seconds; least weights; base's bytes
-    steps: list[tuple[float, int, float]] = []
+    figures = np.zeros((problem.node_count, 6))
+    s_per_byte = np.full(len(pairs.lower), np.inf)
     for node in range(problem.node_count):
         choices = problem.options(node, tensor)
         if not len(choices):
@@ -126,23 +88,23 @@ def _table(problem: PiperProblem, pairs: Pairs, tensor: int, data: np.ndarray) -
             continue
         seconds, kept = problem.time_s[choices], problem.activation_bytes[choices]
         base = int(np.lexsort((kept, seconds))[0])
-        least = total_bytes[choices].min(), seconds[base], problem.weight_bytes[choices].min(), kept[base]
-        figures[node, 1:] = least
+        least = total_bytes[choices].min(), seconds[base], problem.weight_bytes[choices].min()
+        figures[node, 1:] = *least, kept[base], kept[base] - kept.min()
         smaller = kept < kept[base]
         if smaller.any():
-            ratios = (seconds[smaller] - seconds[base]) / (kept[base] - kept[smaller])
-            steps.append((float(ratios.min()), node, float(kept[base] - kept.min())))
+            ratio = float(((seconds - seconds[base])[smaller] / (kept[base] - kept)[smaller]).min())
+            inside = pairs.members[pairs.upper, node] > pairs.members[pairs.lower, node]
+            s_per_byte[inside] = np.minimum(s_per_byte[inside], ratio)
     of_ideal = pairs.members.astype(np.float64) @ figures
-    absent, least_bytes, work, weights, activation = (of_ideal[pairs.upper] - of_ideal[pairs.lower]).T
+    absent, least_bytes, work, weights, activation, saved = (of_ideal[pairs.upper] - of_ideal[pairs.lower]).T
     room = room_bytes(problem.memory_bytes) + _ROUNDING * float(total_bytes.sum())
     rows = np.flatnonzero((absent == 0) & (least_bytes <= room))
     ends = pairs.lower[rows], pairs.upper[rows]
     per_weight = 4 * (data - 1) / problem.batch / problem.bandwidth_bytes_per_s
     fixed = work[rows] + _transfer_bytes(problem, pairs, tensor)[ends] / problem.bandwidth_bytes_per_s
-    ratio, node, step_bytes = np.array(sorted(steps), dtype=np.float64).reshape(-1, 3).T
     return Table(
         tensor, rows, data, fixed[:, None] + weights[rows, None] * per_weight, activation[rows],
-        room - least_bytes[rows], pairs.members[:, node.astype(np.int64)], *ends, ratio * step_bytes, step_bytes,
+        room - least_bytes[rows], saved[rows] * (1 + _ROUNDING), s_per_byte[rows],
     )  # fmt: skip
 
 
@@ -168,17 +130,13 @@ class _Passes:
     """Tables of an instance, and what the passes so far have found out."""
 
     search: Search
+    problem: PiperProblem
     pairs: Pairs
     tables: list[Table]
     solved: dict[tuple[int, int, int, int], tuple[float, PiperStage | None]] = field(default_factory=dict)
     """By (row, tensor, data, in flight): `cheapest_stage`."""
     passes: int = 0
     states: int = 0
-
-    @property
-    def problem(self) -> PiperProblem:
-        """The instance."""
-        return cast(PiperProblem, self.search.problem)
 
     def count(self) -> None:
         """Report the counts so far."""
@@ -205,7 +163,7 @@ def solve_piper(search: Search) -> None:
         data = counts[counts * tensor <= problem.devices]
         if len(data):
             tables.append(_table(problem, pairs, tensor, data))
-    passes = _Passes(search, pairs, tables)
+    passes = _Passes(search, problem, pairs, tables)
     passes.count()
     floor = _floor(problem, counts)
     search.prove(min(floor, search.objective))

@@ -141,7 +141,8 @@ class ReplicatedPipeline:
         self, stages: Sequence[tuple[Sequence[int], int]], cuts: CutJudge
     ) -> tuple[tuple[float, ...], list[Violation]]:
         """Bytes that a device of each stage (layers, replicas) keeps, and a violation for each that exceeds them."""
-        kept, faults, before, have = [], [], frozenset[int](), self.memory.device_bytes
+        kept, faults = list[float](), list[Violation]()
+        before, have = frozenset[int](), self.memory.device_bytes
         behind = sum(replicas for _, replicas in stages)
         for number, (layers, replicas) in enumerate(stages):
             behind -= replicas
