@@ -17,9 +17,9 @@ from planner.space.partition import LayerChoice, LayerDecision
 _LABEL_STEP = 1e-11
 _SAME = 1e-13
 """Relative rounding error of times."""
-_WIDTHS = (300, 30_000)
-"""Limits on the labels of a layer: first few, for a good plan to prune by; more while undecided labels are dropped."""
-_PRICE_STEPS = 240
+_MOST_LABELS = 30_000
+"""Most labels of a layer; those with the highest bounds are dropped."""
+_PRICE_STEPS = 40
 
 
 def solve_layerwise(search: Search) -> None:
@@ -38,10 +38,8 @@ def solve_layerwise(search: Search) -> None:
         return
     price, bound = _best_price(search, room)
     labelling = _Labelling(search, room, least_bytes, price)
-    for width in _WIDTHS:
-        if bound >= search.objective * (1 - _LABEL_STEP) or search.deadline.passed:
-            break
-        bound = max(bound, labelling.run(width))
+    if bound < search.objective * (1 - _LABEL_STEP) and not search.deadline.passed:
+        bound = max(bound, labelling.run())
     search.count(labels=labelling.labels, widest=labelling.widest)
     search.prove(min(bound, search.objective * (1 - _LABEL_STEP)))
 
@@ -81,7 +79,7 @@ def _best_price(search: Search, room: float) -> tuple[float, float]:
             high, fitting = price, True
         else:
             low, high = price, high if fitting or price < high else price * 16
-        if search.deadline.passed or high > 1e200 or (fitting and high - low <= 1e-9 * high):
+        if search.deadline.passed or (fitting and high - low <= 1e-9 * high):
             break
         price = (low + high) / 2 if fitting else high
     return best
@@ -106,8 +104,8 @@ class _Labelling:
         self.price, self.ahead = price, _remaining(self.problem, price)
         self.labels = self.widest = 0
 
-    def run(self, limit: int) -> float:
-        """Extend labels layer by layer, keep at most `limit` a layer, offer the best plan; a bound on the time."""
+    def run(self) -> float:
+        """Extend labels layer by layer and offer the best plan; returns a lower bound on the time."""
         search, proven = self.search, np.inf
         memory = seconds = np.zeros(1)
         state = np.zeros(1, dtype=np.int64)
@@ -115,10 +113,10 @@ class _Labelling:
         for layer in range(self.problem.layers):
             memory, seconds, state, source, bounds = self._extended(layer, memory, seconds, state)
             kept = self._undominated(layer, memory, seconds, state)
-            if len(kept) > limit:
+            if len(kept) > _MOST_LABELS:
                 order = np.argsort(bounds[kept], kind="stable")
-                proven = min(proven, float(bounds[kept[order[limit]]]))
-                kept = np.sort(kept[order[:limit]])
+                proven = min(proven, float(bounds[kept[order[_MOST_LABELS]]]))
+                kept = np.sort(kept[order[:_MOST_LABELS]])
             memory, seconds, state = memory[kept], seconds[kept], state[kept]
             self.labels += len(kept)
             self.widest = max(self.widest, len(kept))
