@@ -118,6 +118,8 @@ class FastestLine(Generic[State]):
                 at = int(times.argmin())
                 if times[at] == self.best[state][row, stop]:
                     break
+            else:
+                raise RuntimeError("a figure of the table has no stage behind it")
             if at < stop:
                 stages.append((before, state, at, stop))
             state, stop = before, at

@@ -72,17 +72,14 @@ class NestedTables:
         copies, after = context
         return copies * replicas, after + copies * behind * math.prod(self.problem.machines[:level])
 
-    def _unit(self, level: int, context: Context) -> np.ndarray:
-        """[S, S] time of one unit of the level below, from each cut to each."""
-        if level == 0:
-            return self.compute
-        return self._runs(level - 1, context).best[self.problem.machines[level - 1]]
-
     def _stage(self, level: int, context: Context, behind: int, replicas: int, *, first: bool) -> np.ndarray:
         """[S, S] time of a stage from each cut to each; includes the transfers at its ends unless it is the first."""
         problem = self.problem
         speed = problem.bandwidth_byte_per_s[level]
-        unit = self._unit(level, self._context(level, context, behind, replicas))
+        unit = self.compute
+        if level:
+            inside = self._context(level, context, behind, replicas)
+            unit = self._runs(level - 1, inside).best[problem.machines[level - 1]]
         if not problem.adds_up:
             time = np.maximum(unit, 2 * (replicas - 1) * self.weights / speed) / replicas
         else:
@@ -94,16 +91,12 @@ class NestedTables:
             leaving = cut_s.copy()
             leaving[-1] = 0.0
             time = np.maximum(time, np.maximum(cut_s[:, None], leaving[None, :]))
-        return self._within_memory(level, context, behind, replicas, time)
-
-    def _within_memory(self, level: int, context: Context, behind: int, replicas: int, time: np.ndarray) -> np.ndarray:
-        memory = self.problem.memory
-        if level or not self.limited:
-            return time
-        copies, after = context
-        in_flight = memory.in_flight(behind * copies + after, replicas * copies)
-        needed = memory.needed(self.weights, self.saved, self.cuts.cut_bytes[:, None], in_flight)
-        return np.where(fits(needed, memory.device_bytes), time, np.inf)
+        if self.limited and level == 0:
+            copies, after = context
+            in_flight = problem.memory.in_flight(behind * copies + after, replicas * copies)
+            needed = problem.memory.needed(self.weights, self.saved, self.cuts.cut_bytes[:, None], in_flight)
+            time = np.where(fits(needed, problem.memory.device_bytes), time, np.inf)
+        return np.asarray(time)
 
     def _runs(self, level: int, context: Context) -> FastestLine[int]:
         """Stages from any cut to any on each number of units of a level; on the last level only from the first cut."""

@@ -17,7 +17,7 @@ from planner.space.partition import LayerChoice, LayerDecision
 _LABEL_STEP = 1e-11
 _SAME = 1e-13
 """Relative rounding error of times."""
-_MOST_LABELS = 30_000
+_MOST_LABELS = 10_000
 """Most labels of a layer; those with the highest bounds are dropped."""
 _PRICE_STEPS = 40
 

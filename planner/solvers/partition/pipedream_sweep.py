@@ -15,9 +15,8 @@ import contextlib
 import functools
 import itertools
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -357,18 +356,14 @@ Site = tuple[int, int, int, int]
 
 def moves_on(problem: ReplicatedPipeline, devices: int, deadline: Deadline) -> Moves:
     """Moves on `devices` devices: runs of neighbours, and sections of several units that run the same stages."""
-    moves_from: dict[Site, list[tuple[Site, Move]]] = defaultdict(list)
-    for place, after, width in _places(problem, devices):
-        deadline.check()
-        site = place if place[3] else (place[0], 1, 0, 0)
-        moves_from[site].append((after, _move(problem, place, after, width)))
-    sites = sorted({*moves_from, *(after for moves in moves_from.values() for after, _ in moves)}, key=_order)
+    stages = list(_places(problem, devices))
+    sites = sorted({site for place, after, _ in stages for site in (_site(place), after)}, key=_order)
     number = {site: i for i, site in enumerate(sites)}
-    rows = []
-    for site in sites[:-1]:
-        moves = sorted(moves_from[site], key=lambda way: (number[way[0]], way[1].place))
-        rows.append(tuple(replace(move, target=number[after]) for after, move in moves))
-    return tuple(rows)
+    moves: list[list[Move]] = [[] for _ in sites[:-1]]
+    for place, after, width in stages:
+        deadline.check()
+        moves[number[_site(place)]].append(_move(problem, place, after, width, number[after]))
+    return tuple(tuple(sorted(of_site, key=lambda move: (move.target, move.place))) for of_site in moves)
 
 
 def _places(problem: ReplicatedPipeline, devices: int) -> Iterator[tuple[Site, Site, int]]:
@@ -386,20 +381,25 @@ def _places(problem: ReplicatedPipeline, devices: int) -> Iterator[tuple[Site, S
                     yield (before, copies, stride, offset), after, end - offset
 
 
+def _site(place: Site) -> Site:
+    """The site before a stage: a section begins outside all sections."""
+    return place if place[3] else (place[0], 1, 0, 0)
+
+
 def _order(site: Site) -> tuple[int, ...]:
     """Sort key of sites in topological order: devices used, then complete sections last."""
     before, copies, stride, offset = site
     return (before + copies * offset, offset == 0, before, copies, stride)
 
 
-def _move(problem: ReplicatedPipeline, place: Site, after: Site, width: int) -> Move:
+def _move(problem: ReplicatedPipeline, place: Site, after: Site, width: int, target: int) -> Move:
     before, copies, stride, offset = place
     first, next_device = before + offset, after[0] + after[3]
     devices = [first + k * stride + i for k in range(copies) for i in range(width)]
     last = first + width - 1 if offset else devices[-1]
     edge = next_device if after[1] > 1 or next_device < problem.devices else devices[-1]
     return Move(
-        target=-1,
+        target=target,
         replicas=len(devices),
         used=before + copies * (offset + width),
         exchange_s_per_byte=problem.exchange_s_per_byte(devices),
