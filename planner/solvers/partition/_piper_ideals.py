@@ -136,25 +136,8 @@ def _cheapest(
     return np.unique(np.concatenate([chain, rows[order[np.arange(len(order)) - first_of_size < room]]]), axis=0)
 
 
-@dataclass(frozen=True)
-class Options:
-    """Stages that a pass may use, sorted by the ideal before them.
-
-    Attributes:
-        row: position among all pairs.
-        tensor: tensor degree.
-        data: replicas.
-        most_after: most replicas of later stages with which its samples in flight fit the memory.
-    """
-
-    row: np.ndarray
-    tensor: np.ndarray
-    data: np.ndarray
-    most_after: np.ndarray
-
-
 def run_pass(
-    problem: PiperProblem, pairs: Pairs, options: Options, deadline: Deadline
+    problem: PiperProblem, pairs: Pairs, options: np.ndarray, deadline: Deadline
 ) -> tuple[list[tuple[int, int, int, int]] | None, int]:
     """Stages (row, tensor, data, replicas after) of a plan in order, and the number of states.
 
@@ -163,7 +146,8 @@ def run_pass(
     Args:
         problem: the instance.
         pairs: its ideals.
-        options: the stages under the cap.
+        options: int64 [4, o] stages that may be used, sorted by the ideal before them: position among all pairs,
+            tensor degree, replicas, and most replicas of later stages with which its samples in flight fit the memory.
         deadline: when to stop.
 
     Returns:
@@ -173,8 +157,10 @@ def run_pass(
         OutOfTime: the deadline passed.
     """
     ideals = len(pairs.members)
-    upper = pairs.upper[options.row]
-    first = np.searchsorted(pairs.lower[options.row], np.arange(ideals + 1))
+    row, tensor, data, most_after = options
+    cost = data * tensor
+    upper = pairs.upper[row]
+    first = np.searchsorted(pairs.lower[row], np.arange(ideals + 1))
     begin, count = np.zeros(ideals, dtype=np.int64), np.zeros(ideals, dtype=np.int64)
     count[-1] = 1
     states = np.array([[0], [0], [-1], [-1]])  # rows: replicas, devices, state after, option that led from it
@@ -185,9 +171,9 @@ def run_pass(
         option = np.repeat(choices, lengths)
         offset = np.arange(len(option)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         source = begin[upper[option]] + offset
-        after, data = states[0, source], options.data[option]
-        replicas, devices = after + data, states[1, source] + data * options.tensor[option]
-        fits = (after <= options.most_after[option]) & (replicas <= problem.batch) & (devices <= problem.devices)
+        after = states[0, source]
+        replicas, devices = after + data[option], states[1, source] + cost[option]
+        fits = (after <= most_after[option]) & (replicas <= problem.batch) & (devices <= problem.devices)
         reached = _undominated(np.stack([replicas, devices, source, option])[:, fits])
         begin[ideal], count[ideal] = states.shape[1], reached.shape[1]
         states = np.concatenate([states, reached], axis=1)
@@ -202,12 +188,12 @@ def _undominated(states: np.ndarray) -> np.ndarray:
     return states[:, kept]
 
 
-def _path(states: np.ndarray, begin: int, options: Options) -> list[tuple[int, int, int, int]]:
+def _path(states: np.ndarray, begin: int, options: np.ndarray) -> list[tuple[int, int, int, int]]:
     """The stages behind the empty ideal's state with the fewest devices."""
     state = begin + int(np.argmin(states[1, begin:]))
     path = []
     while states[3, state] >= 0:
         option, state = int(states[3, state]), int(states[2, state])
-        stage = (int(options.row[option]), int(options.tensor[option]), int(options.data[option]))
-        path.append((*stage, int(states[0, state])))
+        row, tensor, data, _ = options[:, option].tolist()
+        path.append((row, tensor, data, int(states[0, state])))
     return path

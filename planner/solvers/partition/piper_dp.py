@@ -26,7 +26,7 @@ from planner.solvers.partition import (
     PartitionSolver,
     Search,
 )
-from planner.solvers.partition._piper_ideals import Options, Pairs, cheapest_stage, pairs_of, run_pass
+from planner.solvers.partition._piper_ideals import Pairs, cheapest_stage, pairs_of, run_pass
 from planner.space.cuts import divisors
 from planner.space.partition import PiperProblem, PiperStage
 
@@ -248,12 +248,12 @@ def _exceeds(seconds: float, cap: float) -> bool:
     return bool(np.isinf(seconds)) or seconds > cap * (1 + 2 * CAP_SLACK)
 
 
-def _options(passes: _Passes, cap: float) -> Options:
-    """The stages under the cap, at each degree t with every d that bears more in flight than all smaller ones.
+def _options(passes: _Passes, cap: float) -> np.ndarray:
+    """[4, o] stages under the cap for `run_pass`: at each degree t every d that bears more in flight than all smaller.
 
     Stages that are known to exceed the cap or the memory are left out.
     """
-    parts: list[tuple[np.ndarray, ...]] = [tuple(np.zeros((4, 0), dtype=np.int64))]
+    parts = [np.zeros((4, 0), dtype=np.int64)]
     for table in passes.tables:
         limit = table.limits(cap)
         for (row, tensor, data, in_flight), (seconds, _) in passes.solved.items():
@@ -263,12 +263,11 @@ def _options(passes: _Passes, cap: float) -> Options:
         most_after = np.where(limit > 0, np.minimum((limit - 1) * table.data, passes.problem.batch), -1)
         used = most_after >= 0
         used[:, 1:] &= most_after[:, 1:] > np.maximum.accumulate(most_after, axis=1)[:, :-1]
-        at_row, at_data = np.nonzero(used)
-        tensor_of = np.full(len(at_row), table.tensor)
-        parts.append((table.rows[at_row], tensor_of, table.data[at_data], most_after[at_row, at_data]))
-    row_of, *columns = (np.concatenate(values) for values in zip(*parts, strict=True))
-    order = np.argsort(row_of, kind="stable")  # pairs are sorted by their lower ideal
-    return Options(row_of[order], *(column[order] for column in columns))
+        rows, degrees = np.nonzero(used)
+        tensors = np.full(len(rows), table.tensor)
+        parts.append(np.stack([table.rows[rows], tensors, table.data[degrees], most_after[used]]))
+    options = np.concatenate(parts, axis=1)
+    return options[:, np.argsort(options[0], kind="stable")]  # pairs are sorted by their lower ideal
 
 
 PARTITION_SOLVERS.register("piper-dp", PartitionSolver(PiperProblem, solve_piper))
