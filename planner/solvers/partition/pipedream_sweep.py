@@ -356,7 +356,7 @@ Site = tuple[int, int, int, int]
 
 def moves_on(problem: ReplicatedPipeline, devices: int, deadline: Deadline) -> Moves:
     """Moves on `devices` devices: runs of neighbours, and sections of several units that run the same stages."""
-    stages = list(_places(problem, devices))
+    stages = list(_places(problem, devices, deadline))
     sites = sorted({site for place, after, _ in stages for site in (_site(place), after)}, key=_order)
     number = {site: i for i, site in enumerate(sites)}
     moves: list[list[Move]] = [[] for _ in sites[:-1]]
@@ -366,9 +366,10 @@ def moves_on(problem: ReplicatedPipeline, devices: int, deadline: Deadline) -> M
     return tuple(tuple(sorted(of_site, key=lambda move: (move.target, move.place))) for of_site in moves)
 
 
-def _places(problem: ReplicatedPipeline, devices: int) -> Iterator[tuple[Site, Site, int]]:
+def _places(problem: ReplicatedPipeline, devices: int, deadline: Deadline) -> Iterator[tuple[Site, Site, int]]:
     """Where a stage may be: its section and offset, the site after it, and its devices in one copy."""
     for before in range(devices):
+        deadline.check()
         for width in range(1, devices - before + 1 if problem.replicate else 2):
             yield (before, 1, 0, 0), (before + width, 1, 0, 0), width
         for level in range(1, len(problem.machines) if problem.replicate else 0):
