@@ -23,7 +23,6 @@ from planner.importers import OperatorGraph, load_graph, load_operator_graph, pi
 from planner.solvers.partition import PARTITION_SOLVERS, solve_partition
 from planner.space.partition import (
     MaxLoadProblem,
-    Memory,
     PipeDreamProblem,
     PiperProblem,
     PlacedPipelineProblem,
@@ -163,15 +162,16 @@ def deepened(document: Case, more: int) -> Case:
 
 
 def _pipedream(case: Case) -> PipeDreamProblem:
-    """As the released optimiser has it, its sizes and its rules."""
-    memory = case["memory_bytes"]
+    """As the released optimiser has it, its sizes and its rules.
+
+    Without its own rule of memory, which charges nothing to the last stage: it decides none of the recorded runs.
+    """
     return PipeDreamProblem(
         recorded_layers(load_graph(case["path"])),
         tuple(case["machines"]),
         tuple(case["bandwidth_byte_per_s"]),
         ~Released.NOTHING,
         transfers=case["transfers"],
-        memory=Memory(memory, released=True) if memory else Memory(),
         replicate=case["replicate"],
         use_all=not case["idle"],
     )

@@ -28,6 +28,7 @@ _NODE = re.compile(r"node(\d{1,9})$", re.ASCII)
 _FIELD = re.compile(r"(\w+)=(\[[^\]]*\]|[^,\s]+)")
 _PICK = re.compile(r"__getitem__\((\d{1,9})\)", re.ASCII)
 _HEAD = re.compile(rb"\s*node\d+ -- ")
+_FIGURES = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
 _FP32_BYTES = 4
 
 
@@ -115,11 +116,7 @@ def _node_line(parts: list[str]) -> _Line:
     if len(parts) < 3:
         raise ValueError("a node line has three parts: name, description, figures")
     fields = dict(_FIELD.findall(parts[2]))
-    missing = [
-        f
-        for f in ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
-        if f not in fields
-    ]
+    missing = [name for name in _FIGURES if name not in fields]
     if missing:
         raise ValueError(f"{parts[0]} lacks {', '.join(missing)}")
     sizes = tuple(float(s) for s in re.findall(r"[-+.\deE]+", fields["activation_size"]))
@@ -171,14 +168,7 @@ class _Builder:
             parameters=tuple(parameters),
             sources={p.name: (p.name,) for p in parameters},
             batch=self.batch,
-            report=ImportReport(
-                "pipedream",
-                len(self.nodes),
-                len(self.sources),
-                0,
-                len(self.dead),
-                tuple(self.notes),
-            ),
+            report=ImportReport("pipedream", len(self.nodes), len(self.sources), 0, len(self.dead), tuple(self.notes)),
         )
 
     def _node(self, line: _Line) -> Node:
@@ -240,18 +230,14 @@ class _Builder:
                 "the file does not say how many samples a minibatch holds: counted as one; say it by --dim batch=N"
             )
             self.notes.append(Note(NoteLevel.WARNING, "batch-unknown", message))
-        slow = [n for n, line in self.nodes.items() if _is_misplaced(line)]
+        # An embedding that is far slower backward than forward carries the time of the layer after it.
+        slow = [n for n, x in self.nodes.items() if x.op == "Embedding" and x.backward_ms > 10 * x.forward_ms]
         if slow:
             message = (
                 "some backward times sit on a neighbour of the layer they belong to (an embedding far slower backward "
                 "than forward); sums over stages of several layers are sound, single layers are not"
             )
             self.notes.append(Note(NoteLevel.WARNING, "backward-misplaced", message, f"node{slow[0]}"))
-
-
-def _is_misplaced(line: _Line) -> bool:
-    """Whether an embedding seems to carry the backward time of the layer after it."""
-    return line.op == "Embedding" and line.backward_ms > 10 * line.forward_ms
 
 
 FORMATS.register("pipedream", Format("PipeDream profile", (".txt",), sniff, load))

@@ -221,11 +221,9 @@ def machine_counts(value: str | int | Collection[int] | None) -> tuple[int, ...]
     """
     if value is None:
         return None
-    parts: list[Any] = value.lower().split("x") if isinstance(value, str) else [value]
-    if isinstance(value, Collection) and not isinstance(value, str):
-        parts = list(value)
+    parts: Collection[Any] = value.lower().split("x") if isinstance(value, str) else value  # type: ignore[assignment]
     try:
-        counts = tuple(int(part) for part in parts)
+        counts = tuple(int(part) for part in ([parts] if isinstance(parts, int) else parts))
     except ValueError:
         counts = ()
     if not counts or min(counts) < 1:

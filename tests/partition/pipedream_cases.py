@@ -33,7 +33,7 @@ def layer_graphs(draw: st.DrawFn, most: int = 5) -> Layers:
 
 def memories() -> st.SearchStrategy[Memory]:
     """No limit, or one that is tight for layers of these sizes."""
-    tight = st.builds(Memory, st.sampled_from([8.0, 20.0, 45.0, 90.0]), st.booleans())
+    tight = st.builds(Memory, st.sampled_from([8.0, 20.0, 45.0, 90.0]))
     return st.one_of(st.just(Memory()), tight)
 
 
@@ -56,14 +56,13 @@ def recorded_rows() -> list[dict[str, Any]]:
 
 
 def released_problem(row: dict[str, Any]) -> PipeDreamProblem:
-    """The problem of a recorded run, with the released code's rules; memory of 16 GB is its default."""
+    """The problem of a recorded run, with the released code's rules; its rule of memory decides none of them."""
     return PipeDreamProblem(
         recorded(row["profile"]),
         tuple(row["n"]),
         tuple(row["b"]),
         ~Released.NOTHING,
         transfers=bool(row["comm"]),
-        memory=Memory(16e9, released=True) if row["mem"] else Memory(),
         replicate=not row["straight"],
         use_all=not row["fewer"],
     )

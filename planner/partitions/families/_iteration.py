@@ -7,7 +7,7 @@ micro-batch over d replicas of t tensor-parallel devices. The tables hold the co
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -35,47 +35,46 @@ _KEPT_PER_WEIGHT = 3.0
 """Bytes kept per byte of weights: one version of the weights, gradients, momentum."""
 
 
-_Mesh = tuple[int, int, str]
-"""Replicas, devices of each, and the choice by which all nodes run."""
-
-
-def _text(replicas: int, tensor: int = 1, choice: str = "") -> str:
-    """A mesh in words."""
-    split = f"{replicas} x {tensor}" if tensor > 1 else f"{replicas}"
-    return f"{split} devices" + (f", {choice}" if choice else "")
-
-
 def piper_iteration(problem: PiperProblem, options: PartitionOptions) -> IterationProblem:
     """The iteration problem of a Piper instance; each micro-batch is split over the replicas of a stage.
 
     With p, w, a, b of the choices and the transfer of `PiperProblem`, a stage of d replicas takes (sum p) / d +
     (transfer / d + 4 (d-1) / d / N * sum w) / B per micro-batch, and keeps sum b + in flight * sum a / d.
     """
-    order = np.array(numbered_line(problem.node_count, problem.edges.tolist()), dtype=np.int64)
-    place = np.empty(problem.node_count, dtype=np.int64)
-    place[order] = np.arange(problem.node_count)
-    meshes = _piper_meshes(problem)
-    _check_size(problem.node_count, len(meshes))
-    shape = (problem.node_count, problem.node_count, len(meshes))
-    time_s, fixed, activation = np.full(shape, math.inf), np.zeros(shape), np.zeros(shape)
-    for c, mesh in enumerate(meshes):
-        d = mesh[0]
-        choices = [_choice(problem, v, *mesh[1:]) for v in order.tolist()]
-        if None in choices:
-            continue
-        choice = np.array(choices, dtype=np.int64)
-        work, weights = (range_sums(problem.time_s[choice]), range_sums(problem.weight_bytes[choice]))
-        moved = _transfers(problem, place, choice)
-        rate = problem.bandwidth_bytes_per_s
+    order = numbered_line(problem.node_count, problem.edges.tolist())
+    choices = [
+        (1 << power, *ways)
+        for ways in _uniform_choices(problem, order)
+        for power in range((problem.devices // ways[0]).bit_length())
+    ]
+    _check_size(problem.node_count, len(choices))
+    place, names = np.argsort(order), []
+    time_s, fixed, activation = np.zeros((3, problem.node_count, problem.node_count, len(choices)))
+    for c, (d, tensor, name, choice) in enumerate(choices):
+        work, weights = range_sums(problem.time_s[choice]), range_sums(problem.weight_bytes[choice])
         exchange = 2 * moved_bytes(Collective.ALL_REDUCE, 1.0, d) / problem.batch * weights
-        time_s[:, :, c] = work / d + (moved / d + exchange) / rate
+        moved = _transfers(problem, place, choice)
+        time_s[:, :, c] = work / d + (moved / d + exchange) / problem.bandwidth_bytes_per_s
         fixed[:, :, c] = range_sums(problem.fixed_bytes[choice])
         activation[:, :, c] = range_sums(problem.activation_bytes[choice]) / d
+        names.append((f"{d} x {tensor}" if tensor > 1 else f"{d}") + " devices" + (f", {name}" if name else ""))
     return IterationProblem(
-        time_s=_upper(time_s), config_devices=np.array([d * t for d, t, _ in meshes]), devices=problem.devices,
+        time_s=_upper(time_s), config_devices=np.array([d * t for d, t, _, _ in choices]), devices=problem.devices,
         micro_batches=problem.batch, fixed_bytes=fixed, activation_bytes=activation,
-        memory_bytes=problem.memory_bytes, use_all=not options.idle, names=tuple(_text(*mesh) for mesh in meshes),
+        memory_bytes=problem.memory_bytes, use_all=not options.idle, names=tuple(names),
     )  # fmt: skip
+
+
+def _uniform_choices(problem: PiperProblem, order: Sequence[int]) -> Iterator[tuple[int, str, np.ndarray]]:
+    """Tensor degree, name, and [n] choice of each node in order, for every choice that all nodes have at a degree."""
+    names = problem.choice_names or ("",) * len(problem.choice_node)
+    for tensor in problem.tensor_degrees:
+        by_name: dict[str, dict[int, int]] = {}
+        for index in np.flatnonzero(problem.choice_tensor == tensor).tolist():
+            by_name.setdefault(names[index], {}).setdefault(int(problem.choice_node[index]), index)
+        for name, choice_of in by_name.items():
+            if len(choice_of) == problem.node_count:
+                yield tensor, name, np.array([choice_of[node] for node in order])
 
 
 def layer_iteration(layers: Layers, options: PartitionOptions) -> IterationProblem:
@@ -104,7 +103,7 @@ def layer_iteration(layers: Layers, options: PartitionOptions) -> IterationProbl
         micro_batches=micro_batches, fixed_bytes=np.stack(fixed, axis=2), activation_bytes=np.stack(activation, axis=2),
         memory_bytes=math.inf if options.memory_bytes is None else options.memory_bytes, boundary_s=boundary,
         boundary_level=boundary_levels(devices, groups) if options.transfers else None, use_all=not options.idle,
-        names=tuple(map(_text, sizes)),
+        names=tuple(f"{size} devices" for size in sizes),
     )  # fmt: skip
 
 
@@ -158,23 +157,6 @@ def _decode(
     return tuple(stages)
 
 
-def _piper_meshes(problem: PiperProblem) -> list[_Mesh]:
-    """Meshes with 1, 2, 4, ... replicas at every tensor degree, for every choice that all nodes have there."""
-    names = problem.choice_names or ("",) * len(problem.choice_node)
-    meshes: list[_Mesh] = []
-    for tensor in problem.tensor_degrees:
-        at_degree = [i for i in range(len(names)) if int(problem.choice_tensor[i]) == tensor]
-        for choice in dict.fromkeys(names[i] for i in at_degree):
-            owners = {int(problem.choice_node[i]) for i in at_degree if names[i] == choice}
-            if len(owners) < problem.node_count:
-                continue
-            d = 1
-            while d * tensor <= problem.devices:
-                meshes.append((d, tensor, choice))
-                d *= 2
-    return meshes
-
-
 def _check_size(layers: int, meshes: int) -> None:
     """Refuse tables that would exhaust memory.
 
@@ -187,13 +169,6 @@ def _check_size(layers: int, meshes: int) -> None:
             f"{_MOST_STAGES:,} are the most that can be priced",
             hint="plan for fewer devices or for fewer layers",
         )
-
-
-def _choice(problem: PiperProblem, node: int, tensor: int, choice: str) -> int | None:
-    for index in problem.options(node, tensor).tolist():
-        if not problem.choice_names or problem.choice_names[index] == choice:
-            return int(index)
-    return None
 
 
 def _transfers(problem: PiperProblem, place: np.ndarray, choice: np.ndarray) -> np.ndarray:
@@ -211,22 +186,16 @@ def _transfers(problem: PiperProblem, place: np.ndarray, choice: np.ndarray) -> 
 
 def _upper(table: np.ndarray) -> np.ndarray:
     """The table with infinity below the diagonal, where there is no stage."""
-    count = table.shape[0]
-    below = np.tril(np.ones((count, count), dtype=bool), -1)
-    table[below] = math.inf
+    table[np.tri(len(table), k=-1, dtype=bool)] = math.inf
     return table
 
 
 def _live_bytes(layers: Layers) -> np.ndarray:
     """[L] bytes across the boundary before each layer, one way, each result once."""
     last_reader = np.arange(layers.count)
-    for source, target in layers.edges.tolist():
-        last_reader[source] = max(last_reader[source], target)
-    change = np.zeros(layers.count + 1)
-    for source, reader in enumerate(last_reader.tolist()):
-        change[source + 1] += layers.output_bytes[source]
-        change[reader + 1] -= layers.output_bytes[source]
-    return np.maximum(np.cumsum(change)[: layers.count], 0.0)
+    np.maximum.at(last_reader, layers.edges[:, 0], layers.edges[:, 1])
+    read = np.bincount(last_reader, layers.output_bytes)
+    return np.maximum(np.cumsum(layers.output_bytes - read) - (layers.output_bytes - read), 0.0)
 
 
 def _mesh_sizes(machines: tuple[int, ...]) -> list[int]:

@@ -95,31 +95,18 @@ def _encode(
 ) -> tuple[Part, ...]:
     kept_bytes = verdict.kept_bytes or (None,) * len(decision)
     return tuple(
-        _part(instance, problem, stage, value, kept)
+        dataclasses.replace(_part(instance, problem.machines[:-1], stage), value=value, memory_bytes=kept)
         for stage, value, kept in zip(decision, verdict.parts, kept_bytes, strict=True)
     )
 
 
-def _part(
-    instance: Instance,
-    problem: PipeDreamProblem | PlacedPipelineProblem,
-    stage: ReplicatedStage | PlacedStage,
-    value: float | None,
-    kept_bytes: float | None,
-) -> Part:
-    nodes = instance.ranges(stage.layers)
+def _part(instance: Instance, unit: tuple[int, ...], stage: ReplicatedStage | PlacedStage) -> Part:
+    """A stage without its figures; `unit` are the machines of a unit that it is replicated over, where it is nested."""
+    part = Part("stage", instance.ranges(stage.layers), devices=stage.replicas, replicas=stage.replicas)
     if isinstance(stage, PlacedStage):
-        return Part(
-            "stage", nodes, value, kept_bytes, devices=stage.replicas, replicas=stage.replicas,
-            first_device=stage.first, copies=stage.copies, stride=stage.stride,
-        )  # fmt: skip
-    inner = tuple(_part(instance, problem, part, None, None) for part in stage.inner)
-    below = math.prod(problem.machines[: _depth(stage)]) if isinstance(problem, PipeDreamProblem) else 1
-    return Part("stage", nodes, value, kept_bytes, devices=stage.replicas * below, replicas=stage.replicas, inner=inner)
-
-
-def _depth(stage: ReplicatedStage) -> int:
-    return 1 + _depth(stage.inner[0]) if stage.inner else 0
+        return dataclasses.replace(part, first_device=stage.first, copies=stage.copies, stride=stage.stride)
+    inner = tuple(_part(instance, unit[:-1], inside) for inside in stage.inner)
+    return dataclasses.replace(part, devices=stage.replicas * math.prod(unit), inner=inner)
 
 
 def _decode(

@@ -1,7 +1,7 @@
 """Piper's stages as pairs of ideals (a stage holds the nodes of the larger ideal that are not in the smaller one).
 
 `run_pass` is the dynamic program over ideals: is there a pipeline of given stages on the available devices?
-`cheapest_choices` finds the exact best choices of the nodes of one stage under the memory.
+`cheapest_stage` finds the exact best choices of the nodes of one stage under the memory.
 """
 
 from __future__ import annotations
@@ -16,68 +16,48 @@ from planner.hardware.tiers import moved_bytes
 from planner.hardware.types import Collective
 from planner.solvers.partition import search_partition
 from planner.solvers.partition.types import NEVER, Deadline, OutOfTime
-from planner.space.partition import LayerChoice, PiperProblem
+from planner.space.partition import LayerChoice, PiperProblem, PiperStage, stage_figures
 
 
-def useful_choices(problem: PiperProblem, tensor: int) -> list[np.ndarray]:
-    """For every node, its choices at a tensor degree without the dominated ones (no better in time or any size)."""
-    columns = np.column_stack([
-        problem.time_s, problem.weight_bytes, problem.activation_bytes, problem.fixed_bytes,
-        problem.input_sync_bytes, problem.output_sync_bytes,
-    ])  # fmt: skip
-    at_degree = problem.choice_tensor == tensor
-    useful = []
-    for node in range(problem.node_count):
-        choices = np.flatnonzero(at_degree & (problem.choice_node == node))
-        own = columns[choices]
-        no_worse, better = (own[:, None] <= own).all(axis=2), (own[:, None] < own).any(axis=2)
-        earlier = choices[:, None] < choices
-        useful.append(choices[~(no_worse & (better | earlier)).any(axis=0)])
-    return useful
-
-
-def stage_costs(problem: PiperProblem, inside: np.ndarray, choices: np.ndarray, data: int) -> np.ndarray:
-    """[choices] seconds that each choice adds to the stage's time, its syncs on the stage's cut edges included."""
-    source, target = problem.edges[:, 0], problem.edges[:, 1]
-    entering = inside[target] & ~inside[source]
-    leaving = inside[source] & ~inside[target]
-    moved = problem.input_sync_bytes[choices] @ entering + problem.output_sync_bytes[choices] @ leaving
-    exchange = 2 * moved_bytes(Collective.ALL_REDUCE, 1.0, data) / problem.batch * problem.weight_bytes[choices]
-    seconds: np.ndarray = problem.time_s[choices] / data + (2 * moved / data + exchange) / problem.bandwidth_bytes_per_s
-    return seconds
-
-
-def border_seconds(problem: PiperProblem, inside: np.ndarray, data: int) -> float:
-    """Transfer time of the stage's cut edges in seconds, independent of the choices inside the stage."""
-    crossing = inside[problem.edges[:, 0]] != inside[problem.edges[:, 1]]
-    return float(2 * problem.edge_bytes[crossing].sum() / data / problem.bandwidth_bytes_per_s)
-
-
-def cheapest_choices(
-    problem: PiperProblem, useful: list[np.ndarray], inside: np.ndarray, data: int, in_flight: int, deadline: Deadline
-) -> tuple[float, np.ndarray]:
-    """The stage's least seconds under the memory, infinite if nothing fits, and the choice (index) of each node.
+def cheapest_stage(
+    problem: PiperProblem, inside: np.ndarray, tensor: int, data: int, in_flight: int, deadline: Deadline
+) -> tuple[float, PiperStage | None]:
+    """The fastest stage of given nodes under the memory, and its seconds; infinite and None if no choices fit.
 
     It is a choice of strategies by layer without switches between them.
+
+    Args:
+        problem: the instance.
+        inside: bool [n] nodes of the stage.
+        tensor: tensor degree.
+        data: replicas.
+        in_flight: samples in flight.
+        deadline: when to stop.
 
     Raises:
         OutOfTime: the deadline passed before the choices were proven.
     """
     deadline.check()
-    nodes = np.flatnonzero(inside)
-    shape = len(nodes), max(len(useful[v]) for v in nodes)
-    seconds, kept = np.full(shape, np.inf), np.zeros(shape)
-    for row, v in enumerate(nodes):
-        seconds[row, : len(useful[v])] = stage_costs(problem, inside, useful[v], data)
-        kept[row, : len(useful[v])] = problem.activation_bytes[useful[v]] * in_flight + problem.fixed_bytes[useful[v]]
-    stage = LayerChoice(seconds, kept, np.zeros((shape[1],) * 2), problem.memory_bytes)
-    result = search_partition(stage, time_limit_s=deadline.left_s)
+    source, target = problem.edges[:, 0], problem.edges[:, 1]
+    moved = problem.input_sync_bytes @ (inside[target] & ~inside[source])
+    moved += problem.output_sync_bytes @ (inside[source] & ~inside[target])
+    exchange = 2 * moved_bytes(Collective.ALL_REDUCE, 1.0, data) / problem.batch * problem.weight_bytes
+    seconds = problem.time_s / data + (2 * moved / data + exchange) / problem.bandwidth_bytes_per_s
+    kept = problem.activation_bytes * in_flight + problem.fixed_bytes
+    nodes = np.flatnonzero(inside).tolist()
+    options = [problem.options(v, tensor) for v in nodes]
+    shape = len(nodes), max(map(len, options))
+    choice_s, choice_bytes = np.full(shape, np.inf), np.zeros(shape)
+    for row, choices in enumerate(options):
+        choice_s[row, : len(choices)], choice_bytes[row, : len(choices)] = seconds[choices], kept[choices]
+    layers = LayerChoice(choice_s, choice_bytes, np.zeros((shape[1],) * 2), problem.memory_bytes)
+    result = search_partition(layers, time_limit_s=deadline.left_s)
     if not result.proven:
         raise OutOfTime
     if result.decision is None:
-        return np.inf, np.zeros(0, dtype=np.int64)
-    choices = [useful[v][c] for v, c in zip(nodes, result.decision, strict=True)]
-    return border_seconds(problem, inside, data) + result.objective, np.array(choices, dtype=np.int64)
+        return np.inf, None
+    stage = PiperStage(tuple(nodes), tensor, data, result.decision)
+    return stage_figures(problem, stage, in_flight)[0], stage
 
 
 @dataclass(frozen=True)
@@ -156,68 +136,18 @@ def _cheapest(
     return np.unique(np.concatenate([chain, rows[order[np.arange(len(order)) - first_of_size < room]]]), axis=0)
 
 
-@dataclass(frozen=True)
-class Options:
-    """Stages that a pass may use, sorted by the ideal before them.
-
-    Attributes:
-        lower: ideal before the stage.
-        upper: ideal after it.
-        tensor: tensor degree.
-        data: replicas.
-        most_after: most replicas of later stages with which its samples in flight fit the memory.
-        row: position among all pairs.
-    """
-
-    lower: np.ndarray
-    upper: np.ndarray
-    tensor: np.ndarray
-    data: np.ndarray
-    most_after: np.ndarray
-    row: np.ndarray
-
-
-class _States:
-    """Undominated states of one pass, ideal by ideal.
-
-    Rows of the table: replicas and devices of the stages after the ideal, state that it came from, option taken.
-    """
-
-    def __init__(self, ideals: int) -> None:
-        self.begin = np.zeros(ideals, dtype=np.int64)
-        self.count = np.zeros(ideals, dtype=np.int64)
-        self.table = np.zeros((4, 1024), dtype=np.int64)
-        self.table[:, 0] = 0, 0, -1, -1  # the state of the full ideal: no stage after it
-        self.count[-1] = 1
-        self.filled = 1
-
-    def add(self, ideal: int, columns: tuple[np.ndarray, ...]) -> None:
-        """Store the states of an ideal that are not dominated in replicas and devices."""
-        replicas, devices = columns[0], columns[1]
-        order = np.lexsort((devices, replicas))
-        devices = devices[order]
-        undominated = np.ones(len(order), dtype=bool)
-        undominated[1:] = devices[1:] < np.minimum.accumulate(devices)[:-1]
-        order = order[undominated]
-        end = self.filled + len(order)
-        while end > self.table.shape[1]:
-            self.table = np.concatenate([self.table, np.zeros_like(self.table)], axis=1)
-        for row, column in enumerate(columns):
-            self.table[row, self.filled : end] = column[order]
-        self.begin[ideal], self.count[ideal] = self.filled, len(order)
-        self.filled = end
-
-
 def run_pass(
-    problem: PiperProblem, pairs: Pairs, options: Options, reserve: np.ndarray, deadline: Deadline
+    problem: PiperProblem, pairs: Pairs, options: np.ndarray, deadline: Deadline
 ) -> tuple[list[tuple[int, int, int, int]] | None, int]:
     """Stages (row, tensor, data, replicas after) of a plan in order, and the number of states.
+
+    A state is an ideal with the replicas and devices of the stages after it; dominated ones are dropped.
 
     Args:
         problem: the instance.
         pairs: its ideals.
-        options: the stages under the cap.
-        reserve: [i] lower bound on the devices that the nodes of an ideal need.
+        options: int64 [4, o] stages that may be used, sorted by the ideal before them: position among all pairs,
+            tensor degree, replicas, and most replicas of later stages with which its samples in flight fit the memory.
         deadline: when to stop.
 
     Returns:
@@ -227,36 +157,43 @@ def run_pass(
         OutOfTime: the deadline passed.
     """
     ideals = len(pairs.members)
-    most_devices = (problem.devices - np.minimum(reserve, problem.devices + 1)).astype(np.int64)
-    first = np.searchsorted(options.lower, np.arange(ideals + 1))
-    cost = options.data * options.tensor
-    states = _States(ideals)
+    row, tensor, data, most_after = options
+    cost = data * tensor
+    upper = pairs.upper[row]
+    first = np.searchsorted(pairs.lower[row], np.arange(ideals + 1))
+    begin, count = np.zeros(ideals, dtype=np.int64), np.zeros(ideals, dtype=np.int64)
+    count[-1] = 1
+    states = np.array([[0], [0], [-1], [-1]])  # rows: replicas, devices, state after, option that led from it
     for ideal in range(ideals - 2, -1, -1):
         deadline.check()
-        upper = options.upper[first[ideal] : first[ideal + 1]]
-        lengths = states.count[upper]
-        total = int(lengths.sum())
-        if not total:
-            continue
-        option = np.repeat(np.arange(first[ideal], first[ideal + 1]), lengths)
-        offset = np.arange(total) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        source = np.repeat(states.begin[upper], lengths) + offset
-        after = states.table[0, source]
-        replicas = after + options.data[option]
-        devices = states.table[1, source] + cost[option]
-        fits = (after <= options.most_after[option]) & (replicas <= problem.batch) & (devices <= most_devices[ideal])
-        if fits.any():
-            states.add(ideal, (replicas[fits], devices[fits], source[fits], option[fits]))
-    return (_path(states, options) if states.count[0] else None), states.filled
+        choices = np.arange(first[ideal], first[ideal + 1])
+        lengths = count[upper[choices]]
+        option = np.repeat(choices, lengths)
+        offset = np.arange(len(option)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        source = begin[upper[option]] + offset
+        after = states[0, source]
+        replicas, devices = after + data[option], states[1, source] + cost[option]
+        fits = (after <= most_after[option]) & (replicas <= problem.batch) & (devices <= problem.devices)
+        reached = _undominated(np.stack([replicas, devices, source, option])[:, fits])
+        begin[ideal], count[ideal] = states.shape[1], reached.shape[1]
+        states = np.concatenate([states, reached], axis=1)
+    return (_path(states, int(begin[0]), options) if count[0] else None), states.shape[1]
 
 
-def _path(states: _States, options: Options) -> list[tuple[int, int, int, int]]:
+def _undominated(states: np.ndarray) -> np.ndarray:
+    """The states for which no other has no more replicas and no more devices, by replicas."""
+    states = states[:, np.argsort(states[0] * (states[1].max(initial=0) + 1) + states[1], kind="stable")]
+    kept = np.ones(states.shape[1], dtype=bool)
+    kept[1:] = states[1, 1:] < np.minimum.accumulate(states[1])[:-1]
+    return states[:, kept]
+
+
+def _path(states: np.ndarray, begin: int, options: np.ndarray) -> list[tuple[int, int, int, int]]:
     """The stages behind the empty ideal's state with the fewest devices."""
-    reached = slice(states.begin[0], states.begin[0] + states.count[0])
-    state = int(states.begin[0] + np.argmin(states.table[1, reached]))
+    state = begin + int(np.argmin(states[1, begin:]))
     path = []
-    while states.table[3, state] >= 0:
-        option, state = int(states.table[3, state]), int(states.table[2, state])
-        stage = (int(options.row[option]), int(options.tensor[option]), int(options.data[option]))
-        path.append((*stage, int(states.table[0, state])))
+    while states[3, state] >= 0:
+        option, state = int(states[3, state]), int(states[2, state])
+        row, tensor, data, _ = options[:, option].tolist()
+        path.append((row, tensor, data, int(states[0, state])))
     return path

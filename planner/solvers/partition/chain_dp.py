@@ -1,8 +1,8 @@
 """`ChainStages` exactly: the best stages and devices of each pipeline, by a chain DP.
 
-For each pipeline, a DP over (devices used, type of the last one, layers placed) minimises the largest pace under the
-memory. If transfers also pause the pipeline, the DP runs with a limit on the pause, and `BottleneckSearch` branches on
-that limit to minimise the largest pace plus the largest pause.
+For each pipeline, `FastestLine` over (devices used, type of the last one) minimises the largest pace under the memory.
+If transfers also pause the pipeline, the DP runs with a limit on the pause, and `search_bottlenecks` branches on that
+limit to minimise the largest pace plus the largest pause.
 
 Sums over runs of layers equal the judge's `fsum` to the last bit.
 """
@@ -13,20 +13,26 @@ import functools
 import heapq
 import itertools
 import math
-from collections.abc import Iterator
-from fractions import Fraction
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from planner.memory import fits
-from planner.solvers.partition import PARTITION_SOLVERS, Deadline, PartitionSolver, Search
+from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Search
 from planner.space.partition import ChainDecision, ChainStages, Pipeline
 
 STEP = 1e-12
 """Relative improvements below this are not searched for."""
 
 
-class BottleneckSearch:
+def search_bottlenecks(
+    values: np.ndarray,
+    weight: float,
+    best: float,
+    solve: Callable[[float, float], tuple[float, float]],
+    prove: Callable[[float], None] = lambda _: None,
+) -> None:
     """Minimise a sum plus a weight times a bottleneck (the longest stage, or the longest pause) by branching on it.
 
     Let g(T) be the least sum if the bottleneck is at most T. All plans with a bottleneck in [a, T] have an objective of
@@ -36,205 +42,198 @@ class BottleneckSearch:
     Args:
         values: all values that the bottleneck can take, ascending.
         weight: of the bottleneck.
-        incumbent: objective of a known plan.
+        best: objective of a known plan.
+        solve: offers the plan with the least sum under a cap on the bottleneck, and returns its sum and bottleneck;
+            infinite if there is no such plan, or none whose sum is below the second argument.
+        prove: called with lower bounds on the objective of every plan.
     """
-
-    def __init__(self, values: np.ndarray, weight: float, incumbent: float = float("inf")) -> None:
-        self.values = values
-        self.weight = weight
-        self.incumbent = incumbent
-        self._ranges: list[tuple[float, int, int, float]] = []  # bound, first value, last value, least sum
-        self._current = (0, -1, -1, 0.0)
-        self._begun = False
-        self._push(0, len(values) - 1, 0.0)
-
-    @property
-    def bound(self) -> float:
-        """Lower bound on the objective of every plan."""
-        solved_bound = self.incumbent * (1 - STEP) if np.isfinite(self.incumbent) else np.inf
-        return min(solved_bound, self._ranges[0][0]) if self._ranges else solved_bound
-
-    def next_cap(self) -> tuple[float, float] | None:
-        """A cap to compute the least sum for, and the sum from which on it is useless; None when no range is left."""
-        while self._ranges:
-            _, first, last, least_sum = heapq.heappop(self._ranges)
-            smallest = float(self.values[first])
-            if least_sum + self.weight * smallest >= self.incumbent * (1 - STEP):
-                continue
-            if np.isfinite(self.incumbent) and self.weight:
-                largest = (self.incumbent - least_sum) / self.weight
-                last = min(last, int(np.searchsorted(self.values, largest, side="right")) - 1)
-            if last < first:
-                continue
-            cap_at = last  # the first pass has no cap: is there any plan, and what is its bottleneck?
-            if self._begun:
-                middle = (smallest + float(self.values[last])) / 2
-                cap_at = min(max(int(np.searchsorted(self.values, middle, side="right")) - 1, first), last)
-            self._begun = True
-            self._current = (first, cap_at, last, least_sum)
-            return float(self.values[cap_at]), self.incumbent - self.weight * smallest
-        return None
-
-    def settle(self, least_sum: float, bottleneck: float) -> None:
-        """Take the least sum under the last cap and the bottleneck of its plan; both infinite if there is none."""
-        first, cap_at, last, before = self._current
-        if np.isfinite(least_sum):
-            self.incumbent = min(self.incumbent, least_sum + self.weight * bottleneck)
-            self._push(first, int(np.searchsorted(self.values, bottleneck)) - 1, least_sum)
-        self._push(cap_at + 1, last, before)
-
-    def _push(self, first: int, last: int, least_sum: float) -> None:
-        if first > last:
-            return
-        bound = least_sum + self.weight * float(self.values[first])
-        if bound < self.incumbent * (1 - STEP):
-            heapq.heappush(self._ranges, (bound, first, last, least_sum))
-
-
-_EXACT = 2.0**53
-"""Sums and differences of integers up to here are exact in floats."""
-
-
-def run_sums(figures: np.ndarray) -> np.ndarray:
-    """Sums over all runs of a chain, each rounded once, as `math.fsum` does.
-
-    float64 [n + 1, n + 1]: entry (i, j) is `math.fsum(figures[i:j])`; with i > j it is minus the sum of j..i.
-
-    Args:
-        figures: float64 [n] finite.
-
-    Complexity: O(n^2); vectorised for whole numbers such as bytes, n^2 fractions for others.
-    """
-    return _run_sums(np.ascontiguousarray(figures, dtype=np.float64).tobytes())
-
-
-@functools.lru_cache(maxsize=64)
-def _run_sums(content: bytes) -> np.ndarray:
-    figures = np.frombuffer(content, dtype=np.float64)
-    if (figures == np.rint(figures)).all() and np.abs(figures).sum() < _EXACT:
-        return prefix_differences(figures)
-    # A fraction is rounded once as a float, as fsum is.
-    before = list(itertools.accumulate(map(Fraction, figures.tolist()), initial=Fraction(0)))
-    return np.array([[float(stop - start) for stop in before] for start in before])
-
-
-def prefix_differences(figures: np.ndarray) -> np.ndarray:
-    """float64 [n + 1, n + 1]: entry (i, j) is about the sum of figures i..j-1, rounded as prefix sums are; O(n^2)."""
-    total = np.concatenate([[0.0], np.cumsum(figures)])
-    return np.asarray(total[None, :] - total[:, None])
+    ranges = [(weight * float(values[0]), 0, len(values) - 1, 0.0)] if len(values) else []
+    begun = False
+    while ranges and ranges[0][0] < best * (1 - STEP):
+        prove(ranges[0][0])
+        _, first, last, least_sum = heapq.heappop(ranges)
+        smallest = float(values[first])
+        if math.isfinite(best) and weight:
+            last = min(last, int(np.searchsorted(values, (best - least_sum) / weight, side="right")) - 1)
+        if last < first:
+            continue
+        middle = (smallest + float(values[last])) / 2
+        cap_at = min(max(int(np.searchsorted(values, middle, side="right")) - 1, first), last) if begun else last
+        begun = True  # the first pass has no cap: is there any plan, and what is its bottleneck?
+        least, bottleneck = solve(float(values[cap_at]), best - weight * smallest)
+        if math.isfinite(least):
+            best = min(best, least + weight * bottleneck)
+            below = int(np.searchsorted(values, bottleneck)) - 1
+            heapq.heappush(ranges, (least + weight * smallest, first, below, least))
+        if cap_at < last:
+            heapq.heappush(ranges, (least_sum + weight * float(values[cap_at + 1]), cap_at + 1, last, least_sum))
+    prove(best * (1 - STEP))
 
 
 _SLACK = 1 + 1e-12
-State = tuple[tuple[int, ...], int]
-"""Devices used of each type and type of the last one; for a given line of devices, (place,) and its type."""
-Cut = tuple[float, tuple[int, ...], tuple[int, ...]]
-"""The largest pace, the boundaries, the types of the devices."""
+
+State = TypeVar("State", bound=Hashable)
+Leading = Callable[[State], Iterable[tuple[State, np.ndarray]]]
+"""The states before a state, each with the [n + 1, n + 1] times of the stages that lead from it."""
+
+
+class FastestLine(Generic[State]):
+    """The least largest time of stages in line between cuts, for each state: what was used so far.
+
+    Args:
+        start: state before the first stage.
+        first: [rows, n + 1] 0 where a line may begin, else infinite; a row for each beginning.
+        states: all others, in an order in which they can be reached.
+        leading: entry (i, j) of a table of times is that of the stage between the cuts i and j.
+
+    Attributes:
+        best: by state, [rows, n + 1] least largest time of lines to each cut.
+
+    O(rows n^2) for each state and state before it.
+    """
+
+    def __init__(self, start: State, first: np.ndarray, states: Iterable[State], leading: Leading[State]) -> None:
+        self.best: dict[State, np.ndarray] = {start: first}
+        self._start, self._leading = start, leading
+        for state in states:
+            best = np.full_like(first, np.inf)
+            for before, seconds in leading(state):
+                for row, times in enumerate(self.best[before]):
+                    reached = np.flatnonzero(times < np.inf)
+                    if len(reached):
+                        begin, end = int(reached[0]), int(reached[-1]) + 1  # stages lead to later cuts only
+                        totals = np.maximum(times[begin:end, None], seconds[begin:end, begin:]).min(axis=0)
+                        np.minimum(best[row, begin:], totals, out=best[row, begin:])
+            self.best[state] = best
+
+    def path(self, state: State, row: int, stop: int) -> list[tuple[State, State, int, int]]:
+        """States before and after each stage, and the cuts before and after it, for the line to a state and a cut.
+
+        Of equal lines the one whose last stage comes first in `leading`, and then is longest.
+        """
+        stages = []
+        while state != self._start:
+            for before, seconds in self._leading(state):
+                times = np.maximum(self.best[before][row], seconds[:, stop])
+                at = int(times.argmin())
+                if times[at] == self.best[state][row, stop]:
+                    break
+            else:
+                raise RuntimeError("a figure of the table has no stage behind it")
+            if at < stop:
+                stages.append((before, state, at, stop))
+            state, stop = before, at
+        return stages[::-1]
+
+
+def _run_sums(figures: np.ndarray) -> np.ndarray:
+    """[n + 1, n + 1] `math.fsum(figures[i:j])` for i < j, else 0: to the last bit what the judge computes; O(n^3)."""
+    count = len(figures) + 1
+    values = figures.tolist()
+    return np.array([[math.fsum(values[i:j]) for j in range(count)] for i in range(count)])
+
+
+_Place = tuple[tuple[int, ...], int]
+"""Devices used of each type and type of the last one (-1: none); for a given line of devices, (place,) and its type."""
+_START: _Place = ((), -1)
 
 
 def solve_chain(search: Search) -> None:
     """Find the best plan over all pipelines and prove it; pipelines that cannot be better are skipped."""
     problem: ChainStages = search.problem
     search.space = "stages in line"
+    weights, saved = _run_sums(problem.weight_bytes), _run_sums(problem.saved_bytes)
     for points, pipeline in enumerate(problem.pipelines, start=1):
         search.deadline.check()
-        _offer_best(search, pipeline)
+        if pipeline.stages <= problem.layers:
+            _offer_best(search, _Stages(problem, pipeline, weights, saved))
         search.count(points=points)
     search.prove(search.objective)
 
 
-def _offer_best(search: Search, pipeline: Pipeline) -> None:
+def _offer_best(search: Search, stages: _Stages) -> None:
     """Offer plans of a pipeline, the best of them included, unless none is better than the best plan so far."""
-    problem: ChainStages = search.problem
-    stages = pipeline.stages
-    if stages > problem.layers:
+    problem, pipeline = stages.problem, stages.pipeline
+    if pipeline.rounds * float(problem.compute_s.min(axis=0).sum()) / pipeline.stages >= search.objective * _SLACK:
         return
-    if pipeline.rounds * float(problem.compute_s.min(axis=0).sum()) / stages >= search.objective * _SLACK:
-        return
-    tables = _Tables(problem, pipeline, search.deadline)
-    pauses = np.unique(tables.pause[tables.real]) if pipeline.stops else np.zeros(1)
-    limits = BottleneckSearch(pauses, 1.0, search.objective)
-    while (step := limits.next_cap()) is not None:
-        pace, marks, types = tables.split(step[0]) or (math.inf, (), ())
-        if marks:
-            search.offer(ChainDecision(marks, pipeline, types))
-        limits.settle(pace, step[0])
+    before = dict(stages.places())
+    ends = [at for at in before if stages.place(at) == pipeline.stages]
+    first = np.where(np.arange(problem.layers + 1)[None] == 0, 0.0, np.inf)
+
+    def solve(most_pause: float, _: float) -> tuple[float, float]:
+        search.deadline.check()
+        line = FastestLine(_START, first, before, functools.partial(stages.leading, before, most_pause))
+        pace, end = min((float(line.best[at][0, -1]), at) for at in ends)
+        if math.isfinite(pace):
+            path = line.path(end, 0, problem.layers)
+            types = () if pipeline.line else tuple(kind for _, (_, kind), _, _ in path)
+            search.offer(ChainDecision((0, *(stop for *_, stop in path)), pipeline, types))
+        return pace, most_pause
+
+    search_bottlenecks(stages.pauses(), 1.0, search.objective, solve)
 
 
-class _Tables:
-    """[n + 1, n + 1] pace, pause and memory of all runs of layers (start, stop) in one pipeline."""
+class _Stages:
+    """[n + 1, n + 1] pace and pause of all runs of layers (start, stop) in one pipeline, and the order of devices."""
 
-    def __init__(self, problem: ChainStages, pipeline: Pipeline, deadline: Deadline) -> None:
-        self.problem, self.pipeline, self.deadline = problem, pipeline, deadline
+    def __init__(self, problem: ChainStages, pipeline: Pipeline, weights: np.ndarray, saved: np.ndarray) -> None:
+        self.problem, self.pipeline, self.weights, self.saved = problem, pipeline, weights, saved
         marks = np.arange(problem.layers + 1)
         self.real = marks[:, None] < marks
-        self.weights, self.saved = run_sums(problem.weight_bytes), run_sums(problem.saved_bytes)
         self.crossing = problem.boundary_bytes.copy()
         self.crossing[0] = self.crossing[-1] = 0.0
-        self.work = [prefix_differences(compute_s) for compute_s in problem.compute_s]
-        self.pause = np.broadcast_to(self._priced(0, -1, pipeline.line[0] if pipeline.line else 0)[1], self.real.shape)
-        self._stages: dict[tuple[int, int, int], tuple[np.ndarray, np.ndarray]] = {}
+        totals = np.cumsum(np.pad(problem.compute_s, ((0, 0), (1, 0))), axis=1)
+        self.work = totals[:, None, :] - totals[:, :, None]
+        self._priced: dict[tuple[int, int, int], tuple[np.ndarray, np.ndarray]] = {}
 
-    def _priced(self, place: int, last: int, kind: int) -> tuple[np.ndarray, np.ndarray]:
-        """Pace and pause of every run as the stage at a place; `last` is the device type before it, -1 for none."""
+    def pauses(self) -> np.ndarray:
+        """All values that the longest pause can take, ascending."""
+        if not self.pipeline.stops:
+            return np.zeros(1)
+        _, pause = self._pace_and_pause(0, -1, self.pipeline.line[0] if self.pipeline.line else 0)
+        return np.unique(np.broadcast_to(pause, self.real.shape)[self.real])
+
+    def place(self, at: _Place) -> int:
+        """Number of stages up to a place."""
+        used, kind = at
+        return 0 if kind < 0 else used[0] + 1 if self.pipeline.line else sum(used)
+
+    def leading(
+        self, places: Mapping[_Place, list[_Place]], most_pause: float, at: _Place
+    ) -> Iterator[tuple[_Place, np.ndarray]]:
+        """Places before a place, and the paces of stages whose pauses are up to a limit."""
+        for last in places[at]:
+            key = self.place(last), last[1], at[1]
+            if key not in self._priced:
+                self._priced[key] = self._within_memory(*key)
+            pace, pause = self._priced[key]
+            yield last, np.where(pause <= most_pause * _SLACK, pace, np.inf)
+
+    def places(self) -> Iterator[tuple[_Place, list[_Place]]]:
+        """Places in the order of devices used, each with those before it."""
+        if self.pipeline.line:
+            line = [_START, *(((place,), kind) for place, kind in enumerate(self.pipeline.line))]
+            yield from ((after, [before]) for before, after in itertools.pairwise(line))
+            return
+        multisets = itertools.product(*(range(count + 1) for count in self.problem.counts))
+        for used in sorted((u for u in multisets if 1 <= sum(u) <= self.pipeline.stages), key=lambda u: (sum(u), u)):
+            for kind in (k for k, count in enumerate(used) if count):
+                before = tuple(count - (i == kind) for i, count in enumerate(used))
+                yield (used, kind), [(before, last) for last, count in enumerate(before) if count] or [_START]
+
+    def _pace_and_pause(self, place: int, last: int, kind: int) -> tuple[np.ndarray, np.ndarray]:
+        """Of every run as the stage at a place; `last` is the device type before it, -1 for none."""
         line, rates = self.pipeline.line, self.problem.bandwidth_byte_per_s
         behind = line[place + 1] if place + 1 < len(line) else kind
         entering = self.crossing[:, None] / rates[last if last >= 0 else kind, kind]
         return self.pipeline.pace_and_pause(self.work[kind], entering, self.crossing[None, :] / rates[kind, behind])
 
-    def _stage(self, place: int, last: int, kind: int) -> tuple[np.ndarray, np.ndarray]:
-        """Pace (infinite where it does not fit) and pause of every run as the stage at a place; cached."""
-        if (place, last, kind) not in self._stages:
-            needed = self.pipeline.kept_bytes(place, self.weights, self.saved)
-            within = self.real & fits(needed, float(self.problem.memory_bytes[kind]))
-            pace, pause = self._priced(place, last, kind)
-            self._stages[place, last, kind] = np.where(within, pace, np.inf), pause
-        return self._stages[place, last, kind]
-
-    def _states(self) -> Iterator[tuple[State, list[State]]]:
-        """States in the order of devices used, each with its predecessors; none for a first stage."""
-        if self.pipeline.line:
-            line: list[State] = [((place,), kind) for place, kind in enumerate(self.pipeline.line)]
-            yield from ((state, line[max(place - 1, 0) : place]) for place, state in enumerate(line))
-            return
-        counts = self.problem.counts
-        multisets = itertools.product(*(range(count + 1) for count in counts))
-        for used in sorted((u for u in multisets if 1 <= sum(u) <= self.pipeline.stages), key=lambda u: (sum(u), u)):
-            for kind in (k for k, count in enumerate(used) if count):
-                before = tuple(count - (i == kind) for i, count in enumerate(used))
-                yield (used, kind), [(before, last) for last, count in enumerate(before) if count]
-
-    def split(self, most_pause: float) -> Cut | None:
-        """The cut with the least largest pace if no pause exceeds a limit; None if there is none."""
-        best: dict[State, np.ndarray] = {}
-        origin: dict[State, tuple[list[State], np.ndarray, np.ndarray]] = {}
-        place_of: dict[State, int] = {}
-        for state, before in self._states():
-            self.deadline.check()
-            place = place_of[state] = place_of[before[0]] + 1 if before else 0
-            stages = [self._stage(place, last, state[1]) for _, last in before or [((), -1)]]
-            stage_times = np.stack([np.where(pause <= most_pause * _SLACK, pace, np.inf) for pace, pause in stages])
-            if before:
-                stage_times = np.maximum(np.stack([best[b] for b in before])[:, :, None], stage_times)
-            else:
-                stage_times[:, 1:] = np.inf
-            predecessor = stage_times.argmin(axis=0)
-            least_s = stage_times.min(axis=0)
-            cut = least_s.argmin(axis=0)
-            best[state] = least_s.min(axis=0)
-            origin[state] = before, cut, predecessor[cut, np.arange(len(cut))]
-        ends = [
-            (float(best[state][-1]), state) for state, place in place_of.items() if place + 1 == self.pipeline.stages
-        ]
-        slowest, state = min(ends)
-        if math.isinf(slowest):
-            return None
-        marks, types = [self.problem.layers], [state[1]]
-        while origin[state][0]:
-            before, cut, predecessor = origin[state]
-            state = before[int(predecessor[marks[-1]])]
-            marks.append(int(cut[marks[-1]]))
-            types.append(state[1])
-        return slowest, (0, *reversed(marks)), () if self.pipeline.line else tuple(reversed(types))
+    def _within_memory(self, place: int, last: int, kind: int) -> tuple[np.ndarray, np.ndarray]:
+        """`_pace_and_pause` with an infinite pace for runs that do not fit."""
+        needed = self.pipeline.kept_bytes(place, self.weights, self.saved)
+        within = self.real & fits(needed, float(self.problem.memory_bytes[kind]))
+        pace, pause = self._pace_and_pause(place, last, kind)
+        return np.where(within, pace, np.inf), pause
 
 
 PARTITION_SOLVERS.register("chain-dp", PartitionSolver(ChainStages, solve_chain))

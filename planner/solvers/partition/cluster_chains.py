@@ -21,6 +21,7 @@ from planner.hardware.tiers import moved_bytes
 from planner.hardware.types import Cluster, Collective
 from planner.memory import fits
 from planner.solvers.partition import search_partition
+from planner.solvers.partition.chain_dp import FastestLine
 from planner.space.cuts import StageTables, balanced, least_need, stages_of
 from planner.space.partition import (
     BaPipeSchedule,
@@ -135,11 +136,8 @@ def overlapped_exchange_stages(
 
     Of equal plans the one with the fewest devices. None if no stages fit. O(n^2 devices^2).
     """
-    devices = len(carried_byte_per_s)
-    n = len(stage_s) - 1
-    best = np.full((devices + 1, n + 1), np.inf)
-    best[0, 0] = 0.0
-    origin: dict[tuple[int, int], tuple[int, int]] = {}
+    devices, count = len(carried_byte_per_s), len(stage_s)
+    real = ~np.tri(count, dtype=bool)
     by_replicas = [
         np.maximum(
             np.maximum(stage_s, moved_bytes(Collective.ALL_REDUCE, weight_bytes, m) / ring_byte_per_s) / m,
@@ -147,28 +145,21 @@ def overlapped_exchange_stages(
         )
         for m, carried in enumerate(carried_byte_per_s, start=1)
     ]
-    empty = np.tri(n + 1, k=0, dtype=bool)
-    for used in range(1, devices + 1):
-        for replicas, stage_times in enumerate(by_replicas[:used], start=1):
-            if minibatches % replicas:
-                continue
-            in_flight = -(-(devices - used) // replicas) + 1
-            not_allowed = empty | ~fits[in_flight - 1] if fits else empty
-            times = np.maximum(best[used - replicas][:, None], np.where(not_allowed, np.inf, stage_times))
-            source = times.argmin(axis=0)
-            least_s = times[source, np.arange(n + 1)]
-            for j in np.nonzero(least_s < best[used])[0].tolist():
-                origin[used, j] = (replicas, int(source[j]))
-            best[used] = np.minimum(best[used], least_s)
-    used = int(best[:, n].argmin())
-    if not math.isfinite(best[used, n]):
+
+    def leading(used: int) -> Iterator[tuple[int, np.ndarray]]:
+        for replicas in range(1, used + 1):
+            if minibatches % replicas == 0:
+                in_flight = -(-(devices - used) // replicas) + 1
+                allowed = real & fits[in_flight - 1] if fits else real
+                yield used - replicas, np.where(allowed, by_replicas[replicas - 1], np.inf)
+
+    first = np.where(np.arange(count)[None] == 0, 0.0, np.inf)
+    line = FastestLine(0, first, range(1, devices + 1), leading)
+    slowest_s, used = min((float(times[0, -1]), used) for used, times in line.best.items())
+    if not math.isfinite(slowest_s):
         return None
-    stages, j = [], n
-    while j:
-        replicas, start = origin[used, j]
-        stages.append(StageChoice(start, j, replicas))
-        used, j = used - replicas, start
-    return tuple(reversed(stages))
+    path = line.path(used, 0, count - 1)
+    return tuple(StageChoice(start, stop, after - before) for before, after, start, stop in path)
 
 
 MOST_DEVICES = 32

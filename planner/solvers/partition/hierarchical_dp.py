@@ -3,14 +3,15 @@
 Nested on several levels: PipeDream's recurrence on tables over all pairs of cuts (`NestedTables`).
 
 One level, and placed stages (`PlacedPipelineProblem`): the label sweep of `pipedream_sweep`, first over few cuts for a
-good plan, then over all cuts below rising limits for the proof (`LineSearch`).
+good plan, then over all cuts below that plan's time for the proof (`_climb`).
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,8 @@ import numpy as np
 from planner.errors import UsageError
 from planner.memory import fits
 from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Search
-from planner.solvers.partition.pipedream_sweep import Cuts, Moves, Step, Sweep, all_cuts, moves_on
+from planner.solvers.partition.chain_dp import FastestLine
+from planner.solvers.partition.pipedream_sweep import Cuts, Moves, Sweep, all_cuts, moves_on
 from planner.space.partition import (
     PipeDreamProblem,
     PlacedPipelineProblem,
@@ -27,11 +29,9 @@ from planner.space.partition import (
     ReplicatedStage,
 )
 
-_SAME = 1 + 1e-12
-
-
 Context = tuple[int, int]
 """What the memory of a unit depends on: how many units run the same stages, and how many devices run later stages."""
+_ALONE: Context = (1, 0)
 
 
 class NestedTables:
@@ -52,39 +52,34 @@ class NestedTables:
         self.compute = self._differences(cuts.compute_s, np.inf)
         self.weights = self._differences(cuts.weight_bytes, 0.0)
         self.saved = self._differences(cuts.saved_bytes, 0.0)
-        self.tables: dict[tuple[int, Context], tuple[np.ndarray, ...]] = {}
-        self.by_device = math.isfinite(problem.memory.device_bytes) and not problem.memory.released
+        self.runs: dict[tuple[int, Context], FastestLine[int]] = {}
+        self.limited = math.isfinite(problem.memory.device_bytes)
 
     def solve(self) -> tuple[float, tuple[ReplicatedStage, ...] | None]:
         """The least time of all layers on all devices, and the plan; infinite and None if there is none."""
-        context = (1, 0)
-        machines = self.problem.machines[self.top]
-        best = float(self._table(self.top, context)[machines][0, -1])
+        best = float(self._runs(self.top, _ALONE).best[self.problem.machines[self.top]][0, -1])
         if math.isinf(best):
             return best, None
-        return best, self._trace(self.top, context, 0, self.cuts.count - 1, machines)
+        return best, self._plan(self.top, _ALONE, 0, self.cuts.count - 1)
 
     def _differences(self, figures: np.ndarray, outside: float) -> np.ndarray:
         return np.where(self.reach, figures[None, :] - figures[:, None], outside)
 
     def _context(self, level: int, context: Context, behind: int, replicas: int) -> Context:
         """Context of the units inside a stage with `behind` units of its level on later stages."""
-        if not self.by_device:
-            return 1, 0
+        if not self.limited:
+            return _ALONE
         copies, after = context
         return copies * replicas, after + copies * behind * math.prod(self.problem.machines[:level])
-
-    def _unit(self, level: int, context: Context) -> np.ndarray:
-        """[S, S] time of one unit of the level below, from each cut to each."""
-        if level == 0:
-            return self.compute
-        return self._table(level - 1, context)[self.problem.machines[level - 1]]
 
     def _stage(self, level: int, context: Context, behind: int, replicas: int, *, first: bool) -> np.ndarray:
         """[S, S] time of a stage from each cut to each; includes the transfers at its ends unless it is the first."""
         problem = self.problem
         speed = problem.bandwidth_byte_per_s[level]
-        unit = self._unit(level, self._context(level, context, behind, replicas))
+        unit = self.compute
+        if level:
+            inside = self._context(level, context, behind, replicas)
+            unit = self._runs(level - 1, inside).best[problem.machines[level - 1]]
         if not problem.adds_up:
             time = np.maximum(unit, 2 * (replicas - 1) * self.weights / speed) / replicas
         else:
@@ -96,144 +91,87 @@ class NestedTables:
             leaving = cut_s.copy()
             leaving[-1] = 0.0
             time = np.maximum(time, np.maximum(cut_s[:, None], leaving[None, :]))
-        return self._within_memory(level, context, behind, replicas, time)
+        if self.limited and level == 0:
+            copies, after = context
+            in_flight = problem.memory.in_flight(behind * copies + after, replicas * copies)
+            needed = problem.memory.needed(self.weights, self.saved, self.cuts.cut_bytes[:, None], in_flight)
+            time = np.where(fits(needed, problem.memory.device_bytes), time, np.inf)
+        return np.asarray(time)
 
-    def _within_memory(self, level: int, context: Context, behind: int, replicas: int, time: np.ndarray) -> np.ndarray:
-        memory = self.problem.memory
-        if math.isinf(memory.device_bytes) or (self.by_device and level):
-            return time
-        copies, after = context
-        in_flight = memory.in_flight(behind * copies + after, replicas * copies)
-        needed = memory.needed(self.weights, self.saved, self.cuts.cut_bytes[:, None], in_flight)
-        return np.where(fits(needed, memory.device_bytes), time, np.inf)
-
-    def _table(self, level: int, context: Context) -> tuple[np.ndarray, ...]:
-        """[m][i, j] least time of stages from cut i to j on m units of a level; on the last level only i = 0."""
+    def _runs(self, level: int, context: Context) -> FastestLine[int]:
+        """Stages from any cut to any on each number of units of a level; on the last level only from the first cut."""
         key = (level, context)
-        if key not in self.tables:
-            self.tables[key] = self._fill(level, context)
-        return self.tables[key]
+        if key not in self.runs:
+            machines = self.problem.machines[level]
+            first = np.where(np.eye(1 if level == self.top else self.cuts.count, self.cuts.count) > 0, 0.0, np.inf)
+            leading = functools.partial(self._leading, level, context)
+            self.runs[key] = FastestLine(0, first, range(1, machines + 1), leading)
+        return self.runs[key]
 
-    def _fill(self, level: int, context: Context) -> tuple[np.ndarray, ...]:
-        machines = self.problem.machines[level]
-        rows = 1 if level == self.top else self.cuts.count
-        runs = [np.full((rows, self.cuts.count), np.inf)]
-        for used in range(1, machines + 1):
-            best = np.full((rows, self.cuts.count), np.inf)
-            if used == 1 or self.problem.replicate:
-                best = self._stage(level, context, machines - used, used, first=True)[:rows].copy()
-            if not self.problem.use_all:
-                best = np.minimum(best, runs[used - 1])
-            for replicas in range(1, used if self.problem.replicate else min(used, 2)):
-                stage = self._stage(level, context, machines - used, replicas, first=False)
-                self._join(runs[used - replicas], stage, best)
-            runs.append(best)
-        return tuple(runs)
-
-    def _join(self, runs: np.ndarray, stage: np.ndarray, best: np.ndarray) -> None:
-        """best[i, j] = min(best, min over k of max(runs[i, k], stage[k, j]))."""
-        for row in range(len(runs)):
+    def _leading(self, level: int, context: Context, used: int) -> Iterator[tuple[int, np.ndarray]]:
+        """The last stage on `used` units of a level, by the units used before it; or the last unit is idle."""
+        self.check()
+        problem, behind = self.problem, self.problem.machines[level] - used
+        if not problem.use_all and used > 1:
+            yield used - 1, np.where(np.eye(self.cuts.count) > 0, 0.0, np.inf)
+        if used == 1 or problem.replicate:
+            yield 0, self._stage(level, context, behind, used, first=True)
+        for replicas in range(1, used if problem.replicate else min(used, 2)):
             self.check()
-            at = row + 1
-            if at < runs.shape[1]:
-                through = np.maximum(runs[row, at:, None], stage[at:, at:]).min(axis=0)
-                np.minimum(best[row, at:], through, out=best[row, at:])
+            yield used - replicas, self._stage(level, context, behind, replicas, first=False)
 
-    def _trace(self, level: int, context: Context, start: int, stop: int, units: int) -> tuple[ReplicatedStage, ...]:
-        """The stages behind an entry of a table."""
-        runs = self._table(level, context)
-        machines, time = self.problem.machines[level], runs[units][start, stop] * _SAME
-        if not self.problem.use_all and units > 1 and runs[units - 1][start, stop] <= time:
-            return self._trace(level, context, start, stop, units - 1)
-        behind = machines - units
-        if units == 1 or self.problem.replicate:
-            single_stage_s = self._stage(level, context, behind, units, first=True)[start, stop]
-            if single_stage_s <= time:
-                return (self._made(level, context, behind, units, start, stop),)
-        for replicas in range(1, units if self.problem.replicate else min(units, 2)):
-            stage = self._stage(level, context, behind, replicas, first=False)
-            through = np.maximum(runs[units - replicas][start], stage[:, stop])
-            cut = int(np.argmin(through))
-            if through[cut] <= time:
-                before = self._trace(level, context, start, cut, units - replicas)
-                return (*before, self._made(level, context, behind, replicas, cut, stop))
-        raise RuntimeError("a figure of the table has no stage behind it")
-
-    def _made(self, level: int, context: Context, behind: int, replicas: int, start: int, stop: int) -> ReplicatedStage:
-        inner: tuple[ReplicatedStage, ...] = ()
-        if level:
-            below = self._context(level, context, behind, replicas)
-            inner = self._trace(level - 1, below, start, stop, self.problem.machines[level - 1])
-        return ReplicatedStage(self.cuts.layers_between(start, stop), replicas, inner)
+    def _plan(self, level: int, context: Context, start: int, stop: int) -> tuple[ReplicatedStage, ...]:
+        """The stages between two cuts on all units of a level."""
+        machines, stages = self.problem.machines[level], []
+        for before, used, first, last in self._runs(level, context).path(machines, start, stop):
+            inner: tuple[ReplicatedStage, ...] = ()
+            if level:
+                below = self._context(level, context, machines - used, used - before)
+                inner = self._plan(level - 1, below, first, last)
+            stages.append(ReplicatedStage(self.cuts.layers_between(first, last), used - before, inner))
+        return tuple(stages)
 
 
-_FEW = 4000
 _COARSE = (150, 1000, 5000, 20_000, 60_000)
-_RUNGS = (1 / 8, 1 / 4, 1 / 2, 1.0)
 _MOST_CUTS = 1_000_000
 _MOST_PAIRED = 800
 
 
-@dataclass(slots=True)
-class LineSearch:
-    """Search for the fastest plan of stages in line, on all devices or on each number of them, largest first.
+Place = tuple[int, int, int, int]
+"""First device, width, copies, stride."""
 
-    Attributes:
+
+def _climb(search: Search, cuts: Cuts, stage: Callable[[tuple[int, ...], Place], Any]) -> None:
+    """Sweep few cuts for a good plan, then all cuts for the proof.
+
+    Without all cuts, the bound stays the compute time divided by the devices.
+
+    Args:
         search: the problem, its best plan and bound.
-        stage: makes a stage of the plan from its layers and place (first device, width, copies, stride).
-        moves: by number of devices, the places of stages on them.
-        pairs: pairs of cuts that were priced.
+        cuts: of its layers.
+        stage: makes a stage of the plan from its layers and place.
     """
-
-    search: Search
-    stage: Callable[[tuple[int, ...], tuple[int, int, int, int]], Any]
-    moves: dict[int, Moves] = field(default_factory=dict)
-    pairs: int = 0
-
-    def climb(self, cuts: Cuts) -> None:
-        """Sweep few cuts for a good plan, then all cuts below rising limits for the proof.
-
-        Without all cuts, the bound stays the compute time divided by the devices.
-        """
-        search = self.search
-        search.prove(float(cuts.compute_s[-1]) / search.problem.devices)
-        for cut_limit in _COARSE:
-            if cuts.count > 2 * cut_limit:
-                self._below(search.objective, cuts.coarse(cut_limit))
-        base_bound = search.bound
-        rungs = _RUNGS if cuts.count > _FEW and math.isfinite(search.objective) else (1.0,)
-        for rung in rungs:
-            limit = search.objective if rung == 1.0 else base_bound + rung * (search.objective - base_bound)
-            if limit <= search.bound:
-                continue
-            improved = self._below(limit, cuts)
-            if cuts.complete:
-                search.prove(search.objective if improved or rung == 1.0 else limit)
-            if improved:
-                return
-
-    def _below(self, limit: float, cuts: Cuts) -> bool:
-        """Search for plans below a limit; returns whether one was found."""
-        goal, deadline, problem = limit, self.search.deadline, self.search.problem
-        for count in range(problem.devices, problem.devices - 1 if problem.use_all else 0, -1):
-            if cuts.compute_s[-1] / count >= goal:
-                continue
-            deadline.check()
-            if count not in self.moves:
-                self.moves[count] = moves_on(problem, count, deadline)
-            sweep = Sweep(problem, cuts, count, self.moves[count], goal, deadline.check)
-            try:
-                best = sweep.run()
-            finally:
-                self.pairs += sweep.pairs
-                self.search.count(pairs=self.pairs)
-            if best:
-                goal, steps = best
-                self.search.offer(self._plan(cuts, steps), goal)
-        return goal < limit
-
-    def _plan(self, cuts: Cuts, steps: Sequence[Step]) -> tuple[Any, ...]:
-        return tuple(self.stage(cuts.layers_between(start, stop), place) for start, stop, place in steps)
+    problem, moves, pairs = search.problem, dict[int, Moves](), 0
+    search.prove(float(cuts.compute_s[-1]) / problem.devices)
+    some = [cuts.coarse(most) for most in _COARSE if cuts.count > 2 * most]
+    counts = range(problem.devices, problem.devices - 1 if problem.use_all else 0, -1)
+    for swept, count in itertools.product([*some, cuts], counts):
+        if swept.compute_s[-1] / count >= search.objective:
+            continue
+        search.deadline.check()
+        if count not in moves:
+            moves[count] = moves_on(problem, count, search.deadline)
+        sweep = Sweep(problem, swept, count, moves[count], search.objective, search.deadline.check)
+        try:
+            best = sweep.run()
+        finally:
+            pairs += sweep.pairs
+            search.count(pairs=pairs)
+        if best:
+            steps = ((swept.layers_between(start, stop), place) for start, stop, place in best[1])
+            search.offer(tuple(stage(*step) for step in steps), best[0])
+    if cuts.complete:
+        search.prove(search.objective)
 
 
 def _cuts_of(search: Search, released: Released) -> Cuts:
@@ -257,8 +195,7 @@ def solve_nested(search: Search) -> None:
     """
     problem: PipeDreamProblem = search.problem
     levels = len(problem.machines)
-    stashed = not problem.memory.released and math.isfinite(problem.memory.device_bytes)
-    if levels > 1 and stashed and not problem.use_all:
+    if levels > 1 and math.isfinite(problem.memory.device_bytes) and not problem.use_all:
         raise UsageError(
             "memory cannot be counted device by device while units of several levels may stay idle",
             hint="use a PlacedPipelineProblem, or all units",
@@ -268,7 +205,7 @@ def solve_nested(search: Search) -> None:
     search.space = f"replicated stages on {levels} level{'s' if levels > 1 else ''}"
     search.space += "" if complete else ", some of the cuts only"
     if levels == 1:
-        LineSearch(search, lambda layers, place: ReplicatedStage(layers, place[1])).climb(cuts)
+        _climb(search, cuts, lambda layers, place: ReplicatedStage(layers, place[1]))
         return
     search.prove(float(cuts.compute_s[-1]) / problem.devices)
     searched_cuts = cuts if cuts.count <= _MOST_PAIRED else cuts.coarse(_MOST_PAIRED)
@@ -290,7 +227,7 @@ def solve_placed(search: Search) -> None:
     cuts = _cuts_of(search, problem.released & ~Released.CUTS)
     search.space = "stages in line on a tree of devices"
     search.space += "" if cuts.complete else ", cut along the topological order"
-    LineSearch(search, lambda layers, place: PlacedStage(layers, *place)).climb(cuts)
+    _climb(search, cuts, lambda layers, place: PlacedStage(layers, *place))
 
 
 PARTITION_SOLVERS.register("hierarchical-dp", PartitionSolver(PipeDreamProblem, solve_nested))

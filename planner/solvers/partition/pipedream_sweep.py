@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
-from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -59,19 +59,15 @@ class Cuts:
         """True if each cut holds the layers of the one before it."""
         return not (self.bits[:-1] & ~self.bits[1:]).any()
 
-    def subset(self, rows: np.ndarray) -> Cuts:
-        """Some of the cuts and always the two ends."""
-        rows_kept = np.unique(np.concatenate([rows, [0, self.count - 1]]))
-        tables = ("bits", "compute_s", "weight_bytes", "saved_bytes", "cut_bytes")
-        tables_kept: dict[str, Any] = {name: getattr(self, name)[rows_kept] for name in tables}
-        return replace(self, **tables_kept, complete=self.complete and len(rows_kept) == self.count)
-
     def coarse(self, most: int) -> Cuts:
-        """About `most` cuts: half with the fewest bytes, half spread over the compute time."""
+        """About `most` cuts: half with the fewest bytes, half spread over the compute time, and the two ends."""
         if self.count <= most:
             return self
         spread = np.linspace(0, self.count - 1, most // 2).astype(np.int64)
-        return self.subset(np.concatenate([spread, np.argsort(self.cut_bytes, kind="stable")[: most // 2]]))
+        rows = np.union1d(spread, np.argsort(self.cut_bytes, kind="stable")[: most // 2])
+        tables = ("bits", "compute_s", "weight_bytes", "saved_bytes", "cut_bytes")
+        kept: dict[str, Any] = {name: getattr(self, name)[rows] for name in tables}
+        return Cuts(**kept, complete=False)
 
     def layers_between(self, first: int, last: int) -> tuple[int, ...]:
         """Layers before cut `last` that are not before cut `first`."""
@@ -87,7 +83,7 @@ def all_cuts(layers: Layers, released: Released, most: int, deadline: Deadline) 
     Complexity: O(cuts * (layers + edges)) in vectorised operations.
     """
     arcs = [(a, b) for a, b in layers.edges.tolist()]
-    bits, figures = None, np.zeros((0, 6))
+    bits, figures = None, list[np.ndarray]()
     with contextlib.suppress(OutOfTime):
         bits = enumerate_ideals(layers.count, arcs, most, check=deadline.check)
         if bits is not None:
@@ -96,49 +92,38 @@ def all_cuts(layers: Layers, released: Released, most: int, deadline: Deadline) 
     if bits is None or not complete:
         bits = prefix_ideals(layers.count, [range(layers.count)])
         figures = _figures(layers, released, bits, lambda: None)
-    keep = np.flatnonzero(figures[:, 5] > 0)
-    order = keep[np.lexsort((*bits[keep].T, figures[keep, 4], figures[keep, 0]))]
-    compute_s, weight_bytes, saved_bytes, cut_bytes = (figures[order, i].copy() for i in range(4))
-    return Cuts(bits[order], compute_s, weight_bytes, saved_bytes, cut_bytes, complete)
+    compute_s, weight_bytes, saved_bytes, cut_bytes, size, allowed = np.concatenate(figures, axis=1)
+    keep = np.flatnonzero(allowed)
+    order = keep[np.lexsort((*bits[keep].T, size[keep], compute_s[keep]))]
+    tables = (compute_s[order], weight_bytes[order], saved_bytes[order], cut_bytes[order])
+    return Cuts(bits[order], *tables, complete)
 
 
-def _figures(layers: Layers, released: Released, bits: np.ndarray, check: Callable[[], None]) -> np.ndarray:
-    """float64 [rows, 6]: compute time, weights, saved bytes, bytes at the cut, number of layers, whether allowed."""
+def _figures(layers: Layers, released: Released, bits: np.ndarray, check: Callable[[], None]) -> list[np.ndarray]:
+    """float64 [6, rows]: compute time, weights, saved bytes, bytes at the cut, number of layers, whether allowed.
+
+    In parts of so many rows that a part's tables are small.
+    """
     _, after = layers.neighbours()
     ancestors = ancestor_bits(layers.count, [(a, b) for a, b in layers.edges.tolist()])
+    sizes = np.stack([layers.compute_s, layers.weight_bytes, layers.saved_bytes], axis=1)
     parts = []
     for at in range(0, len(bits), _CHUNK):
-        parts.append(_chunk_figures(layers, released, bits[at : at + _CHUNK], after, ancestors, check))
-    return np.concatenate(parts)
-
-
-def _chunk_figures(
-    layers: Layers,
-    released: Released,
-    bits: np.ndarray,
-    after: list[list[int]],
-    ancestors: list[int],
-    check: Callable[[], None],
-) -> np.ndarray:
-    octets = bits.view(np.uint8).reshape(len(bits), -1)
-    inside = np.unpackbits(octets, axis=1, bitorder="little", count=layers.count).astype(bool)
-    last = inside.copy()
-    for layer, readers in enumerate(after):
-        if readers:
+        octets = bits[at : at + _CHUNK].view(np.uint8)
+        inside = np.unpackbits(octets, axis=1, bitorder="little", count=layers.count).astype(bool)
+        last, crossing = inside.copy(), np.zeros(len(inside))
+        for layer, readers in enumerate(after):
             last[:, layer] &= ~inside[:, readers].any(axis=1)
-    crossing = np.zeros(len(bits))
-    for layer, readers in enumerate(after):
-        check()
-        if Released.CUT_BYTES in released:
-            carried = last[:, [layer, *_outliving(layer, readers, ancestors)]].any(axis=1)
-        else:
-            carried = inside[:, layer] & (~inside[:, readers]).any(axis=1)
-        crossing[carried] += layers.output_bytes[layer]
-    allowed = np.ones(len(bits), dtype=bool)
-    if Released.CUTS in released:
-        allowed = _walked(inside, last, ancestors)
-    sums = inside.astype(np.float64) @ np.stack([layers.compute_s, layers.weight_bytes, layers.saved_bytes], axis=1)
-    return np.column_stack([sums, crossing, inside.sum(axis=1), allowed])
+        for layer, readers in enumerate(after):
+            check()
+            if Released.CUT_BYTES in released:
+                carried = last[:, [layer, *_outliving(layer, readers, ancestors)]].any(axis=1)
+            else:
+                carried = inside[:, layer] & (~inside[:, readers]).any(axis=1)
+            crossing[carried] += layers.output_bytes[layer]
+        walked = _walked(inside, last, ancestors) if Released.CUTS in released else np.ones(len(inside), dtype=bool)
+        parts.append(np.stack([*(inside.astype(np.float64) @ sizes).T, crossing, inside.sum(axis=1), walked]))
+    return parts
 
 
 def _walked(inside: np.ndarray, last: np.ndarray, ancestors: list[int]) -> np.ndarray:
@@ -208,18 +193,18 @@ class Tail:
 Step = tuple[int, int, tuple[int, int, int, int]]
 """One stage of a plan: cut before it, cut after it, its place."""
 
-Labels = dict[Tail, tuple[np.ndarray, np.ndarray]]
+Labels = list[tuple[Tail, np.ndarray, np.ndarray]]
+"""What moves made of a site: cuts (rows, ascending) and the time of the slowest stage so far, by tail."""
 
 
 class Sweep:
-    """One sweep. Labels of a site: for each tail, cuts (rows, ascending) with the time of the slowest stage so far.
+    """One sweep over the sites.
 
     Args:
         problem: what stages and cuts cost. If it is nested, the transfer after the first stage is divided by the
             receiver's replicas only.
         cuts: where the graph may be cut.
-        devices: how many are used. Under the released memory rule of a nested problem, those that are not used count as
-            later stages of the first one.
+        devices: how many are used.
         moves: where stages may go.
         limit: only plans below this time are searched for.
         check: called often; raises to stop.
@@ -239,12 +224,12 @@ class Sweep:
         self.devices, self.moves = devices, moves
         self.limit = limit
         self.check = check
-        self.labels: list[Labels] = [{} for _ in range(len(moves) + 1)]
+        self.labels: list[Labels] = [[] for _ in range(len(moves) + 1)]
         self.pairs = 0
 
     def run(self) -> tuple[float, tuple[Step, ...]] | None:
         """The fastest plan and its time; None if there is none below the limit."""
-        self.labels[0][Tail(0, 0, False)] = (np.zeros(1, dtype=np.int64), np.zeros(1))
+        self.labels[0].append((Tail(0, 0, False), np.zeros(1, dtype=np.int64), np.zeros(1)))
         for site, moves in enumerate(self.moves):
             merged: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
             for move in moves if self.labels[site] else ():
@@ -252,11 +237,8 @@ class Sweep:
                 if key not in merged:
                     merged[key] = self._merge(site, move)
                 self._extend(site, move, *merged[key])
-        ends = [(float(times[0]), tail) for tail, (_, times) in self.labels[-1].items() if len(times)]
-        if not ends:
-            return None
-        best, tail = min(ends)
-        return best, self._trace(tail, best)
+        ends = [(float(times[0]), tail) for tail, _, times in self.labels[-1]]
+        return (min(ends)[0], self._trace(*min(ends))) if ends else None
 
     def _cut_s_per_byte(self, tail: Tail, level: int, replicas: int) -> float:
         """Seconds per byte at the cut between a last stage `tail` and a next one on `replicas` devices."""
@@ -269,66 +251,51 @@ class Sweep:
     def _merge(self, site: int, move: Move) -> tuple[np.ndarray, np.ndarray]:
         """Cuts at a site and their least times over all tails, the transfer into the move's stage included."""
         labels = self.labels[site]
-        low = min(int(rows[0]) for rows, _ in labels.values())
-        best = np.full(max(int(rows[-1]) for rows, _ in labels.values()) + 1 - low, np.inf)
-        for tail, (rows, times) in labels.items():
+        low = min(int(rows[0]) for _, rows, _ in labels)
+        best = np.full(max(int(rows[-1]) for _, rows, _ in labels) + 1 - low, np.inf)
+        for tail, rows, times in labels:
             price = self._cut_s_per_byte(tail, move.level, move.replicas)
             at = rows - low
             best[at] = np.minimum(best[at], np.maximum(times, price * self.cuts.cut_bytes[rows]))
         rows = np.flatnonzero(best < self.limit)
         return rows + low, best[rows]
 
-    def _goals(self, move: Move, tail: Tail) -> np.ndarray:
-        """Cuts that can end a move's stage, by the compute time before them and the least time of their transfer."""
-        cuts, last = self.cuts, self.cuts.count - 1
+    def _goals(self, move: Move) -> np.ndarray:
+        """Cuts that can end a move's stage, by the compute time before them."""
+        compute_s, last = self.cuts.compute_s, self.cuts.count - 1
         ahead = self.devices - move.used
         if ahead == 0:
             return np.array([last])
-        low, high = 1, last
-        if math.isfinite(self.limit):
-            total = float(cuts.compute_s[-1])
-            low = max(1, int(np.searchsorted(cuts.compute_s, total - self.limit * ahead * _SLACK, "left")))
-            high = min(last, int(np.searchsorted(cuts.compute_s, self.limit * move.used * _SLACK, "right")))
-        rows = np.arange(low, max(low, high))
-        replicas = ahead if self.problem.adds_up else 1
-        levels = range(move.tail_level, len(self.problem.bandwidth_byte_per_s))
-        least_s_per_byte = min(self._cut_s_per_byte(tail, level, replicas) for level in levels)
-        return rows[least_s_per_byte * cuts.cut_bytes[rows] < self.limit] if least_s_per_byte else rows
+        low = int(np.searchsorted(compute_s, compute_s[-1] - self.limit * ahead * _SLACK, "left"))
+        high = int(np.searchsorted(compute_s, self.limit * move.used * _SLACK, "right"))
+        return np.arange(max(1, low), min(last, high))
 
     def _extend(self, site: int, move: Move, rows: np.ndarray, times: np.ndarray) -> None:
         """Add the labels that a move makes of the cuts at a site."""
-        tail = Tail(move.tail_level, move.replicas, site == 0)
-        goals = self._goals(move, tail)
+        goals, compute_s = self._goals(move), self.cuts.compute_s
         if not len(rows) or not len(goals):
             return
-        best = np.full(len(goals), self.limit)
-        at = 0
+        best, at = np.full(len(goals), self.limit), 0
         while at < len(goals):
             self.check()
-            first, top = goals[at], int(np.searchsorted(rows, goals[-1], "left"))
-            low = self._earliest(rows, int(first), move.replicas)
+            earliest_s = compute_s[goals[at]] - self.limit * move.replicas * _SLACK  # a stage from before is too long
+            low, top = int(np.searchsorted(compute_s[rows], earliest_s)), int(np.searchsorted(rows, goals[-1]))
             step = max(16, min(512, _BLOCK // max(1, top - low)))
             block = goals[at : at + step]
-            top = int(np.searchsorted(rows, block[-1], "left"))
+            top = int(np.searchsorted(rows, block[-1]))
             if low < top:
-                reached = self._block(site, move, rows[low:top], times[low:top], block).min(axis=0)
+                reached = self._block(move, rows[low:top], times[low:top], block).min(axis=0)
                 best[at : at + step] = np.minimum(reached, self.limit)
             at += step
         keep = best < self.limit
         if keep.any():
-            self._store(move.target, tail, goals[keep], best[keep])
+            tail = Tail(move.tail_level, move.replicas, site == 0)
+            self.labels[move.target].append((tail, goals[keep], best[keep]))
 
-    def _earliest(self, rows: np.ndarray, goal: int, replicas: int) -> int:
-        """Position of the first row from which a stage can reach a goal below the limit."""
-        if math.isinf(self.limit):
-            return 0
-        start = self.cuts.compute_s[goal] - self.limit * replicas * _SLACK
-        return int(np.searchsorted(self.cuts.compute_s[rows], start, "left"))
-
-    def _block(self, site: int, move: Move, rows: np.ndarray, times: np.ndarray, goals: np.ndarray) -> np.ndarray:
+    def _block(self, move: Move, rows: np.ndarray, times: np.ndarray, goals: np.ndarray) -> np.ndarray:
         """[rows, goals] time of the slowest stage up to each goal by the cut before; infinite where impossible."""
         self.pairs += len(rows) * len(goals)
-        stage = self._stage_s(site, move, rows, goals)
+        stage = self._stage_s(move, rows, goals)
         np.maximum(stage, times[:, None], out=stage)
         stage[rows[:, None] >= goals[None, :]] = np.inf
         if not self.cuts.nested:
@@ -340,7 +307,7 @@ class Sweep:
             stage[near[outside], far[outside]] = np.inf
         return stage
 
-    def _stage_s(self, site: int, move: Move, rows: np.ndarray, goals: np.ndarray) -> np.ndarray:
+    def _stage_s(self, move: Move, rows: np.ndarray, goals: np.ndarray) -> np.ndarray:
         """[rows, goals] seconds per minibatch of the stage between two cuts; infinite where it does not fit."""
         cuts, memory = self.cuts, self.problem.memory
         compute = cuts.compute_s[goals][None, :] - cuts.compute_s[rows][:, None]
@@ -349,27 +316,13 @@ class Sweep:
         stage = compute + exchange if self.problem.adds_up else np.maximum(compute, exchange)
         stage /= move.replicas
         if math.isfinite(memory.device_bytes):
-            counted = self.problem.devices if site == 0 and self.nested and memory.released else self.devices
-            behind = counted - move.used
             saved = cuts.saved_bytes[goals][None, :] - cuts.saved_bytes[rows][:, None]
-            in_flight = memory.in_flight(behind, move.replicas)
+            in_flight = memory.in_flight(self.devices - move.used, move.replicas)
             needed = memory.needed(weights, saved, cuts.cut_bytes[rows][:, None], in_flight)
             stage[~fits(needed, memory.device_bytes)] = np.inf
         return np.asarray(stage)
 
-    def _store(self, site: int, tail: Tail, rows: np.ndarray, times: np.ndarray) -> None:
-        """Add labels to a site; for a cut that has one, keep the smaller time."""
-        known_labels = self.labels[site].get(tail)
-        if known_labels is not None:
-            all_rows = np.union1d(known_labels[0], rows)
-            best = np.full(len(all_rows), np.inf)
-            best[np.searchsorted(all_rows, known_labels[0])] = known_labels[1]
-            at = np.searchsorted(all_rows, rows)
-            best[at] = np.minimum(best[at], times)
-            rows, times = all_rows, best
-        self.labels[site][tail] = (rows, times)
-
-    def _trace(self, tail: Tail, best: float) -> tuple[Step, ...]:
+    def _trace(self, best: float, tail: Tail) -> tuple[Step, ...]:
         """The stages of the plan that ends with a label of the last site."""
         steps: list[Step] = []
         site, row, time = len(self.labels) - 1, self.cuts.count - 1, best
@@ -387,10 +340,10 @@ class Sweep:
                 made = Tail(move.tail_level, move.replicas, site == 0)
                 if move.target != target or made != tail:
                     continue
-                for before, (rows, times) in sorted(self.labels[site].items()):
+                for before, rows, times in sorted(self.labels[site], key=lambda label: label[0]):
                     price = self._cut_s_per_byte(before, move.level, move.replicas)
                     slowest = np.maximum(times, price * self.cuts.cut_bytes[rows])
-                    reached = self._block(site, move, rows, slowest, goal)[:, 0]
+                    reached = self._block(move, rows, slowest, goal)[:, 0]
                     at = int(np.argmin(reached))
                     if reached[at] <= time * _SLACK:
                         return site, before, (int(rows[at]), row, move.place), float(times[at])
@@ -403,25 +356,35 @@ Site = tuple[int, int, int, int]
 
 def moves_on(problem: ReplicatedPipeline, devices: int, deadline: Deadline) -> Moves:
     """Moves on `devices` devices: runs of neighbours, and sections of several units that run the same stages."""
-    moves_from: dict[Site, list[tuple[Site, Move]]] = defaultdict(list)
+    stages = list(_places(problem, devices, deadline))
+    sites = sorted({site for place, after, _ in stages for site in (_site(place), after)}, key=_order)
+    number = {site: i for i, site in enumerate(sites)}
+    moves: list[list[Move]] = [[] for _ in sites[:-1]]
+    for place, after, width in stages:
+        deadline.check()
+        moves[number[_site(place)]].append(_move(problem, place, after, width, number[after]))
+    return tuple(tuple(sorted(of_site, key=lambda move: (move.target, move.place))) for of_site in moves)
+
+
+def _places(problem: ReplicatedPipeline, devices: int, deadline: Deadline) -> Iterator[tuple[Site, Site, int]]:
+    """Where a stage may be: its section and offset, the site after it, and its devices in one copy."""
     for before in range(devices):
+        deadline.check()
         for width in range(1, devices - before + 1 if problem.replicate else 2):
-            deadline.check()
-            after: Site = (before + width, 1, 0, 0)
-            moves_from[(before, 1, 0, 0)].append((after, _move(problem, (before, 1, 0, 0), after, width)))
+            yield (before, 1, 0, 0), (before + width, 1, 0, 0), width
         for level in range(1, len(problem.machines) if problem.replicate else 0):
             stride = problem.unit_devices(level)
-            if before % stride == 0:
-                for copies in range(2, (devices - before) // stride + 1):
-                    deadline.check()
-                    _add_section(problem, moves_from, before, copies, stride)
-    sites = sorted({*moves_from, *(after for moves in moves_from.values() for after, _ in moves)}, key=_order)
-    number = {site: i for i, site in enumerate(sites)}
-    rows = []
-    for site in sites[:-1]:
-        moves = sorted(moves_from[site], key=lambda way: (number[way[0]], way[1].place))
-        rows.append(tuple(replace(move, target=number[after]) for after, move in moves))
-    return tuple(rows)
+            most = (devices - before) // stride if before % stride == 0 else 0
+            for copies, offset in itertools.product(range(2, most + 1), range(stride)):
+                for end in range(offset + 1, stride + (offset > 0)):
+                    inside = (before, copies, stride, end)
+                    after = inside if end < stride else (before + copies * stride, 1, 0, 0)
+                    yield (before, copies, stride, offset), after, end - offset
+
+
+def _site(place: Site) -> Site:
+    """The site before a stage: a section begins outside all sections."""
+    return place if place[3] else (place[0], 1, 0, 0)
 
 
 def _order(site: Site) -> tuple[int, ...]:
@@ -430,38 +393,18 @@ def _order(site: Site) -> tuple[int, ...]:
     return (before + copies * offset, offset == 0, before, copies, stride)
 
 
-def _add_section(
-    problem: ReplicatedPipeline,
-    moves: dict[Site, list[tuple[Site, Move]]],
-    before: int,
-    copies: int,
-    stride: int,
-) -> None:
-    end: Site = (before + copies * stride, 1, 0, 0)
-    for offset in range(stride):
-        site: Site = (before, copies, stride, offset) if offset else (before, 1, 0, 0)
-        for width in range(1, stride - offset + 1):
-            if width == stride:
-                continue
-            after = end if offset + width == stride else (before, copies, stride, offset + width)
-            moves[site].append((after, _move(problem, (before, copies, stride, offset), after, width)))
-
-
-def _move(problem: ReplicatedPipeline, site: Site, after: Site, width: int) -> Move:
-    before, copies, stride, offset = site
-    first = before + offset
+def _move(problem: ReplicatedPipeline, place: Site, after: Site, width: int, target: int) -> Move:
+    before, copies, stride, offset = place
+    first, next_device = before + offset, after[0] + after[3]
     devices = [first + k * stride + i for k in range(copies) for i in range(width)]
-    inside_unit = offset > 0
-    last = first + width - 1 if inside_unit else devices[-1]
-    next_device = after[0] + after[3]
-    inside_after = after[1] > 1
-    edge = next_device if inside_after or next_device < problem.devices else devices[-1]
+    last = first + width - 1 if offset else devices[-1]
+    edge = next_device if after[1] > 1 or next_device < problem.devices else devices[-1]
     return Move(
-        target=-1,
+        target=target,
         replicas=len(devices),
         used=before + copies * (offset + width),
         exchange_s_per_byte=problem.exchange_s_per_byte(devices),
         level=problem.span_level(first, last),
         tail_level=problem.span_level(first, edge),
-        place=(first, width, copies, stride if copies > 1 else 0),
+        place=(first, width, copies, stride),
     )

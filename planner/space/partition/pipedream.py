@@ -137,6 +137,21 @@ class ReplicatedPipeline:
             by_level += self._traffic(max(map(len, units.values()))) / speed
         return min(flat, by_level)
 
+    def memory_of(
+        self, stages: Sequence[tuple[Sequence[int], int]], cuts: CutJudge
+    ) -> tuple[tuple[float, ...], list[Violation]]:
+        """Bytes that a device of each stage (layers, replicas) keeps, and a violation for each that exceeds them."""
+        kept, faults = list[float](), list[Violation]()
+        before, have = frozenset[int](), self.memory.device_bytes
+        behind = sum(replicas for _, replicas in stages)
+        for number, (layers, replicas) in enumerate(stages):
+            behind -= replicas
+            needed = self.memory.kept_bytes(self.layers, layers, behind, replicas, cuts.cut_bytes(before))
+            kept.append(needed)
+            faults += over_memory(number, needed, have, f"a device keeps {needed:.0f} of {have:.0f} bytes")
+            before |= set(layers)
+        return tuple(kept), faults
+
     def _traffic(self, count: int) -> float:
         return 2 * moved_bytes(Collective.ALL_REDUCE, 1.0, count) if self.adds_up else 2.0 * (count - 1)
 
@@ -147,12 +162,12 @@ class PipeDreamProblem(ReplicatedPipeline):
     def judge(self, decision: Sequence[ReplicatedStage]) -> Verdict:
         """Objective and broken limits of a plan; O(cuts * layers * edges)."""
         judge = PlanJudge(self)
-        stages = tuple(decision)
-        if not judge.shape(len(self.machines) - 1, stages, tuple(range(self.layers.count))):
+        stages, top = tuple(decision), len(self.machines) - 1
+        if not judge.shape(top, stages, tuple(range(self.layers.count))):
             return Verdict(math.inf, tuple(judge.violations))
-        times = judge.run(len(self.machines) - 1, stages, frozenset())
-        kept_bytes = judge.memory(stages)
-        return Verdict(max(times), tuple(judge.violations), tuple(times), kept_bytes)
+        times = judge.run(top, stages, frozenset())
+        kept, faults = self.memory_of(list(_devices(stages, 1)), judge.cuts)
+        return Verdict(max(times), (*judge.violations, *faults), tuple(times), () if top else kept)
 
     def trivial(self) -> tuple[tuple[str, tuple[ReplicatedStage, ...]], ...]:
         """One device (without `use_all`), and data parallelism over all devices."""
@@ -227,39 +242,6 @@ class PlanJudge:
         sharing = replicas if self.problem.adds_up else 1
         return 2 * self.cuts.cut_bytes(before) / (self.problem.bandwidth_byte_per_s[level] * sharing)
 
-    def memory(self, stages: tuple[ReplicatedStage, ...]) -> tuple[float, ...]:
-        """Add a violation for each stage whose devices exceed the memory under the problem's rule.
-
-        Returns:
-            Bytes that a device of each stage keeps; empty on several levels, and under the released rule.
-        """
-        if self.problem.memory.released:
-            self._released_memory(len(self.problem.machines) - 1, stages)
-            return ()
-        flat, kept = list(_devices(stages, 1)), []
-        behind, before = sum(replicas for _, replicas in flat), frozenset[int]()
-        for number, (layers, replicas) in enumerate(flat):
-            behind -= replicas
-            kept.append(self._check_memory(number, layers, behind, replicas, self.cuts.cut_bytes(before)))
-            before = before | set(layers)
-        return tuple(kept) if len(self.problem.machines) == 1 else ()
-
-    def _released_memory(self, level: int, stages: tuple[ReplicatedStage, ...]) -> None:
-        """The released rule on each level; idle units count as later stages of the first one."""
-        behind = self.problem.machines[level]
-        for number, stage in enumerate(stages):
-            behind = behind - stage.replicas if number == 0 else sum(s.replicas for s in stages[number + 1 :])
-            self._check_memory(number, stage.layers, behind, stage.replicas, 0.0)
-            if level:
-                self._released_memory(level - 1, stage.inner)
-
-    def _check_memory(self, number: int, layers: tuple[int, ...], behind: int, replicas: int, received: float) -> float:
-        memory = self.problem.memory
-        needed, have = memory.kept_bytes(self.problem.layers, layers, behind, replicas, received), memory.device_bytes
-        message = f"a device of the stage keeps {needed:.0f} of {have:.0f} bytes"
-        self.violations += over_memory(number, needed, have, message)
-        return needed
-
     def _fault(self, kind: str, stage: int, message: str, needed: float = 0.0, available: float = 0.0) -> bool:
         self.violations.append(Violation(kind, stage, message, needed, available))
         return False
@@ -315,21 +297,16 @@ class PlacedPipelineProblem(ReplicatedPipeline):
         used = sum(stage.replicas for stage in stages)
         if self.use_all and used < self.devices:
             faults.append(Violation("devices", -1, f"{used} of {self.devices} devices are used", used, self.devices))
-        times, kept, cuts, before = [], [], CutJudge(self.layers, self.released), frozenset[int]()
-        behind = used
+        times, cuts, before = [], CutJudge(self.layers, self.released), frozenset[int]()
         for number, stage in enumerate(stages):
             if stage.replicas > 1 and not self.replicate:
                 faults.append(Violation("option", number, "replicas are not allowed"))
-            time, behind = self._stage_s(stage), behind - stage.replicas
-            received = cuts.cut_bytes(before) if number else 0.0
+            times.append(self._stage_s(stage))
             if number and self.transfers:
-                time = max(time, self._transfer_s(received, stages, number))
-            times.append(time)
-            kept.append(self.memory.kept_bytes(self.layers, stage.layers, behind, stage.replicas, received))
-            message = f"a device of the stage keeps {kept[-1]:.0f} of {self.memory.device_bytes:.0f} bytes"
-            faults += over_memory(number, kept[-1], self.memory.device_bytes, message)
-            before = before | set(stage.layers)
-        return Verdict(max(times), tuple(faults), tuple(times), tuple(kept))
+                times[-1] = max(times[-1], self._transfer_s(cuts.cut_bytes(before), stages, number))
+            before |= set(stage.layers)
+        kept, over = self.memory_of([(stage.layers, stage.replicas) for stage in stages], cuts)
+        return Verdict(max(times), (*faults, *over), tuple(times), kept)
 
     def _stage_s(self, stage: PlacedStage) -> float:
         compute = math.fsum(self.layers.compute_s[list(stage.layers)])

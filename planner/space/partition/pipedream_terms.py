@@ -128,7 +128,7 @@ def _figure(value: object) -> float:
 
 
 class Released(Flag):
-    """What is as in the released code, where that differs from the paper; memory has a rule of its own (`Memory`)."""
+    """What is as in the released code, where that differs from the paper."""
 
     NOTHING = 0
     COST = auto()
@@ -152,27 +152,20 @@ class Memory:
 
     Attributes:
         device_bytes: memory of a device; infinite for no limit.
-        released: count as the released code does: ceil(n / r) (weights + activations), so nothing for the last stage.
-            On levels above the first all layers of a stage count for one device.
         optimizer_per_weight: bytes of gradients and optimizer state per byte of weights (2: gradient and momentum).
     """
 
     device_bytes: float = math.inf
-    released: bool = False
     optimizer_per_weight: float = 2.0
 
     def in_flight(self, behind: int, replicas: int) -> int:
         """Minibatches that a replica keeps activations and weights of, with `behind` devices on later stages."""
-        return math.ceil((behind + (0 if self.released else replicas)) / replicas)
+        return math.ceil((behind + replicas) / replicas)
 
     def needed(self, weight_bytes: Bytes, saved_bytes: Bytes, received_bytes: Bytes, in_flight: int) -> Bytes:
         """Bytes that a replica keeps for so many minibatches in flight."""
-        needed: Bytes = in_flight * (weight_bytes + saved_bytes)
-        if not self.released:
-            needed = (
-                in_flight * (weight_bytes + saved_bytes + received_bytes) + self.optimizer_per_weight * weight_bytes
-            )
-        return needed
+        kept: Bytes = in_flight * (weight_bytes + saved_bytes + received_bytes)
+        return kept + self.optimizer_per_weight * weight_bytes
 
     def kept_bytes(
         self, layers: Layers, members: Sequence[int], behind: int, replicas: int, received_bytes: float
