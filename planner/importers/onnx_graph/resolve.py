@@ -147,6 +147,8 @@ class Resolver:
                     self.work.kinds[value.name] = entry.value
                 elif entry.key.endswith("folded_from"):
                     names = onnx_nodes.string_list(entry.value)
+                    if len(names) > 1:  # a transposed weight has only its own
+                        self.work.entries[value.name] = 0
                     origins = [name for name in names if is_path(name) or name in self.work.signature]
                     self.work.origins[value.name] = tuple(origins)
                     buffers = all(self.work.signature.get(name, "PARAMETER") != "PARAMETER" for name in origins)
@@ -222,6 +224,9 @@ class Resolver:
             if names.get(tensor.name, tensor.name) in self.work.stored:
                 raise damaged(f"two initializers are called {tensor.name!r}")
             self.store(names.get(tensor.name, tensor.name), kind, self._small_value(tensor, tensor.name, kind))
+            if tensor.name in self.work.entries and kind.dtype.is_float and tensor.raw_data:
+                numbers = onnx_nodes.tensor_value(tensor)
+                self.work.entries[tensor.name] = 0 if numbers is None else np.unique(numbers).size
         for sparse in graph.sparse_initializer:
             kind = self._stored_type(sparse.values.name, tuple(sparse.dims), sparse.values.data_type)
             self.store(names.get(sparse.values.name, sparse.values.name), kind)

@@ -245,10 +245,10 @@ def _is_wide(graph: WorkGraph, name: str) -> bool:
 
 
 def _partners(graph: WorkGraph) -> dict[int, str]:
-    """The weight matrix that each contraction node uses, by node identity."""
+    """The weight matrix that each contraction node uses, by node identity: of two, what the other is multiplied by."""
     partners = {}
     for node in graph.nodes:
-        for slot, role in rule_of(node.op).weights.items():
+        for slot, role in sorted(rule_of(node.op).weights.items(), reverse=True):
             if role is not Role.MATRIX or slot >= len(node.inputs) or id(node) in partners:
                 continue
             sources = graph.weight_sources.get(node.inputs[slot], ())

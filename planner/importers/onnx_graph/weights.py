@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.graph import Parameter
-from planner.importers.onnx_graph.work import WorkGraph, WorkNode
+from planner.graph import Parameter, WeightRead
+from planner.importers.onnx_graph.work import TensorType, WorkGraph, WorkNode
 from planner.operators import Role, rule_of
 
 _JOINING = frozenset({
@@ -77,6 +77,30 @@ def find_weights(graph: WorkGraph) -> None:
             f"quantised integer weights cannot be trained as they are; {len(frozen)} count as frozen",
             frozen[0].name,
         )
+
+
+def restore_biases(graph: WorkGraph) -> None:
+    """Give operators back the biases of zeros that torch's exporter left out and still lists among the parameters."""
+    readers: dict[str, list[WorkNode]] = {}
+    for use in uses(graph):
+        added = next((slot for slot, role in rule_of(use.node.op).weights.items() if role is Role.BIAS), 0)
+        if use.role is not Role.MATRIX or not added or any(use.node.inputs[added:]):
+            continue
+        weight = next(iter(graph.origins.get(use.stored, ())), use.stored)
+        bias = "bias".join(weight.rsplit("weight", 1))
+        if bias not in graph.stored and weight != bias and graph.signature.get(bias) == "PARAMETER":
+            use.node.inputs += [""] * (added + 1 - len(use.node.inputs))
+            use.node.inputs[added] = bias
+            readers.setdefault(bias, []).append(use.node)
+            graph.separated.append(WeightRead(bias, "", use.node.outputs[0], added))
+    for bias, nodes in readers.items():
+        result = graph.types[nodes[0].outputs[0]]
+        graph.types[bias] = TensorType(result.shape[1:2], result.element)
+        graph.stored[bias] = None
+    if readers:
+        elements = sum(graph.types[bias].elements for bias in readers)
+        message = f"{len(readers)} biases ({elements} elements) that the exporter left out as zeros are parameters"
+        graph.info("biases-restored", message, next(iter(readers)))
 
 
 def _collect(graph: WorkGraph) -> None:
@@ -204,12 +228,35 @@ def _weight(graph: WorkGraph, use: Use) -> Parameter | None:
     if kind in ("CONSTANT_TENSOR", "TOKEN", "USER_INPUT") or not stored.shape:
         return None
     was_trained = stored.dtype.is_float and bool(lost_parameters(graph, name))
+    if was_trained and (_is_product(graph, name) or _may_be_picked(graph, name)):
+        return None
     if kind != "PARAMETER" and not was_trained and not _plausible(graph, use, is_buffer):
         return None
     trainable = stored.dtype.is_float and not is_buffer and use.role != Role.QUANTIZATION
     label = _label(graph, use)
     module = label.rpartition(".")[0] if is_path(label) else use.node.scope.module or ""
-    return Parameter(name, label, stored.shape, stored.dtype, module, trainable, _is_transposed(graph, use))
+    shape = _picked_shape(graph, name) if was_trained else stored.shape
+    return Parameter(name, label, shape, stored.dtype, module, trainable, _is_transposed(graph, use))
+
+
+def _is_product(graph: WorkGraph, name: str) -> bool:
+    """Whether a tensor is what a linear layer adds its bias to: a product of its weight that the exporter computed."""
+    readers = (node for node in (*graph.nodes, *graph.region.values()) if name in node.inputs)
+    wide = sum(size > 1 for size in graph.types[name].shape) > 1
+    return wide and any(node.op == "Add" and node.scope.torch_op.startswith("aten.linear") for node in readers)
+
+
+def _may_be_picked(graph: WorkGraph, name: str) -> bool:
+    """Whether a tensor of equal numbers was computed with a buffer, as of places in a table of a size that is open."""
+    buffers = (origin for origin in graph.origins[name] if graph.signature.get(origin) == "BUFFER")
+    return graph.entries.get(name) == 1 and any(buffers)
+
+
+def _picked_shape(graph: WorkGraph, name: str) -> tuple[int, ...]:
+    """Shape of the weight that an exporter computed a tensor from: a table of which it picked entries repeatedly."""
+    stored, entries = graph.types[name], graph.entries.get(name, 0)
+    repeats = 1 < entries <= stored.elements // 2
+    return (*(1 for _ in stored.shape[1:]), entries) if repeats else stored.shape
 
 
 def _plausible(graph: WorkGraph, use: Use, is_buffer: bool) -> bool:

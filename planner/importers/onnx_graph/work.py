@@ -91,6 +91,8 @@ class WorkGraph:
         signature: what torch's export signature says of each tensor of the module, by name, as in `kinds`.
         origins: for a stored tensor that the exporter computed, the names of what it computed it from.
         values: small known values by tensor name.
+        entries: for a stored tensor that the exporter computed, how many different numbers it holds; 0 where that is
+            not known.
         region: for a tensor computed from stored tensors alone, the node that computes it.
         weights: parameters by stored name, once they are found; insertion order is order of use.
         weight_sources: for a tensor that carries parameters, their names.
@@ -121,6 +123,7 @@ class WorkGraph:
     separated: list[WeightRead] = field(default_factory=list)
     signature: dict[str, str] = field(default_factory=dict)
     from_torch: bool = False
+    entries: dict[str, int] = field(default_factory=dict)
 
     def info(self, code: str, message: str, where: str = "") -> None:
         """Record something the user may want to know."""
