@@ -121,9 +121,10 @@ class Flow:
             self.note_shape(at, 1, name)
 
     def _is_repeated(self, tensor: Tensor) -> bool:
-        """Whether an exporter computed a tensor from a weight of fewer elements, so that it holds the same ones again."""
-        weights = (weight for weight in self.graph.parameters if weight.name == tensor.name)
-        return any(2 * weight.elements <= tensor.elements for weight in weights)
+        """Whether a tensor is computed from weights of fewer elements, so that it holds the same ones several times."""
+        sources = self.graph.sources.get(tensor.name, ())
+        held = sum(weight.elements for weight in self.graph.parameters if weight.name in sources)
+        return 2 * held <= tensor.elements
 
     def _repeats(self, at: int, name: str, dim: int, mark: BatchFactor) -> bool:
         """Whether a node repeats its operand along a dimension of its result; it may then do so once a sample."""

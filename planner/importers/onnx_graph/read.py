@@ -101,9 +101,9 @@ def _read_small_data(graph: onnx.GraphProto, path: Path) -> None:
         if entry.key.endswith("folded_from") and len(string_list(entry.value)) > 1
     }
     for tensor in graph.initializer:
-        table = tensor.name in computed
-        widths, most = (_FLOAT_BYTES, KEEP_BYTES) if table else (_INTEGER_BYTES, _SMALL_BYTES)
-        size = math.prod(tensor.dims) * widths.get(tensor.data_type, 0)
+        integers = tensor.data_type in _INTEGER_BYTES
+        widths = _FLOAT_BYTES if tensor.name in computed and not integers else _INTEGER_BYTES
+        size, most = math.prod(tensor.dims) * widths.get(tensor.data_type, 0), _SMALL_BYTES if integers else KEEP_BYTES
         if tensor.data_location != 1 or min(tensor.dims, default=0) < 0 or not 0 < size <= most:
             continue
         entry = {item.key: item.value for item in tensor.external_data}

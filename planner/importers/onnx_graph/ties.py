@@ -54,6 +54,7 @@ CONVENTIONS: tuple[Convention, ...] = (
     Convention("ModernBERT", r"(^|\.)embeddings\.tok_embeddings\b", r"(^|\.)decoder\b", True),
     Convention("XLNet", r"(^|\.)word_embedding\b", r"(^|\.)lm_loss\b", True),
     Convention("DistilBERT", r"embeddings\.word_embeddings\b", r"(^|\.)vocab_projector\b", True),
+    Convention("Mamba", r"(^|\.)backbone\.embeddings\b", r"(^|\.)lm_head\b", True),
     Convention("BLOOM", r"(^|\.)word_embeddings\b", r"(^|\.)lm_head\b", True),
     Convention("T5 1.1 and later", r"(^|\.)shared\b", r"(^|\.)lm_head\b", False, r"\bwi_0\b"),
     Convention("T5 1.0, BART", r"(^|\.)shared\b", r"(^|\.)lm_head\b", True),
@@ -285,6 +286,8 @@ class _Keys:
         if alias != use.stored and is_named(self._graph, alias):
             return alias, "", ""
         owner = use.stored.rpartition(".")[0]
+        if use.stored in self._wide and (listed := self._listed(use)):
+            return listed, "", ""
         if use.stored in self._wide:
             return (self._module(use), use.role, "") if self._may_be_merged(use.stored, owner) else ("", "", "")
         if not owner and not self._graph.signature and is_named(self._graph, use.stored):
@@ -311,6 +314,13 @@ class _Keys:
                 return name
             stack += node.inputs
         return use.stored
+
+    def _listed(self, use: Use) -> str:
+        """Path of a module's parameter that the signature lists and the file has as another's, or ""."""
+        label = self._graph.weights[use.stored].label
+        path = f"{use.node.scope.module}.{label.rpartition('.')[2]}"
+        listed = self._graph.signature.get(path) == "PARAMETER" and path != label and path not in self._graph.stored
+        return path if listed and use.role in (Role.ADDED, Role.SCALE) else ""
 
     def _may_be_merged(self, stored: str, owner: str) -> bool:
         """Whether modules of several paths may have had matrices of their own, of equal values, under one name."""

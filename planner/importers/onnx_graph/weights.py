@@ -16,7 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.graph import Parameter, WeightRead
-from planner.importers.onnx_graph.work import TensorType, WorkGraph, WorkNode
+from planner.importers.onnx_graph.nodes import tensor_value
+from planner.importers.onnx_graph.work import Array, TensorType, WorkGraph, WorkNode
 from planner.operators import Role, rule_of
 
 _JOINING = frozenset({
@@ -68,7 +69,7 @@ class Use(NamedTuple):
 def find_weights(graph: WorkGraph) -> None:
     """Find the weights among the constant tensors that nodes read; unfold operators that compute on trained weights."""
     _collect(graph)
-    if _restore_work(graph):
+    while _restore_work(graph):  # an operator that comes back may read another weight
         _collect(graph)
     frozen = [w for w in graph.weights.values() if not w.trainable and not graph.types[w.name].dtype.is_float]
     if frozen:
@@ -248,15 +249,18 @@ def _is_product(graph: WorkGraph, name: str) -> bool:
 
 def _may_be_picked(graph: WorkGraph, name: str) -> bool:
     """Whether a tensor of equal numbers was computed with a buffer, as of places in a table of a size that is open."""
-    buffers = (origin for origin in graph.origins[name] if graph.signature.get(origin) == "BUFFER")
-    return graph.entries.get(name) == 1 and any(buffers)
+    with_buffer = any(graph.signature.get(origin) == "BUFFER" for origin in graph.origins[name])
+    numbers = _numbers(graph, name) if with_buffer and name in graph.picked else None
+    return numbers is not None and bool((numbers == numbers.flat[0]).all())
 
 
 def _picked_shape(graph: WorkGraph, name: str) -> tuple[int, ...]:
     """Shape of the weight that an exporter computed a tensor from: a table of which it picked entries repeatedly."""
-    stored, entries = graph.types[name], graph.entries.get(name, 0)
-    repeats = 1 < entries <= stored.elements // 2
-    return (*(1 for _ in stored.shape[1:]), entries) if repeats else stored.shape
+    shape = graph.types[name].shape
+    numbers = _numbers(graph, name) if name in graph.picked else None
+    entries = 0 if numbers is None else np.unique(numbers).size
+    repeats = numbers is not None and 1 < entries <= numbers.size // 2
+    return (*(1 for _ in shape[1:]), entries) if repeats else shape
 
 
 def _plausible(graph: WorkGraph, use: Use, is_buffer: bool) -> bool:
@@ -281,12 +285,34 @@ def _plausible(graph: WorkGraph, use: Use, is_buffer: bool) -> bool:
     if use.role in (Role.ADDED, Role.SCALE):
         if is_buffer or _looks_made(graph, use):
             return False
-        return vector or is_named(graph, use.stored)
+        return vector or is_named(graph, use.stored) or _is_added_table(graph, use)
     if use.role == Role.TABLE:
         return len(stored.shape) >= 2 and not is_buffer
     if use.role == Role.MATRIX and use.node.op in ("MatMul", "Einsum") and len(stored.shape) >= 3:
-        return 1 not in stored.shape[-2:]
+        return sum(size > 1 for size in stored.shape) > 1
     return True
+
+
+def _is_added_table(graph: WorkGraph, use: Use) -> bool:
+    """Whether a nameless table is added to [batch, sequence, hidden] and looks learned: positions, cut to length.
+
+    The numbers of a learned one differ, and so do the lengths of its rows: sines and cosines of one angle each have
+    rows of one length.
+    """
+    stored, result = graph.types[use.stored].shape, graph.types[use.node.outputs[0]].shape
+    if use.role is not Role.ADDED or use.node.op != "Add" or len(result) != 3 or stored[-2:] != result[-2:]:
+        return False
+    numbers = _numbers(graph, use.stored)
+    if numbers is None or not is_anonymous(use.stored) or 2 * np.unique(numbers).size <= numbers.size:
+        return False
+    lengths = np.square(numbers.astype(np.float64)).sum(-1)
+    return not np.allclose(lengths, lengths.flat[0], rtol=1e-3)
+
+
+def _numbers(graph: WorkGraph, name: str) -> Array | None:
+    """The numbers of a stored table, where the file holds them."""
+    numbers = tensor_value(graph.data[name]) if name in graph.data else None
+    return numbers if numbers is not None and numbers.size else None
 
 
 def lost_parameters(graph: WorkGraph, name: str) -> list[str]:

@@ -179,17 +179,21 @@ def _result_only(call: OpCall) -> OpSpec:
 
 
 def _slice_travel(flow: Flow, i: int, node: Node) -> None:
-    """A range along some axes; along the batch only all of it."""
+    """A range along some axes; along the batch only all of it, or the first rows, several for each of many samples."""
     name, output = node.inputs[0], node.outputs[0]
-    source, marks, call = flow.shape(name), flow.of(name), flow.call(i)
-    for d, (mark, a, b) in enumerate(zip(marks, source, flow.shape(output), strict=True)):
+    source, result, marks, call = flow.shape(name), flow.shape(output), list(flow.of(name)), flow.call(i)
+    starts, ends, axes = (call.constant_ints(position) for position in (1, 2, 3))
+    along = [a % len(marks) for a in axes] if axes is not None else list(range(len(ends or ())))
+    for d, (mark, a, b) in enumerate(zip(marks, source, result, strict=True)):
         if mark is not None and a != b:
-            raise flow.fail(i, f"takes {b} of {a} along dimension {d}, which follows the batch")
+            first = d in along and starts is not None and starts[along.index(d)] == 0
+            if not first or flow.batch == 1 or b % flow.batch:
+                raise flow.fail(i, f"takes {b} of {a} along dimension {d}, which follows the batch")
+            marks[d] = BatchFactor(1, b // flow.batch)
     flow.set(output, marks)
-    ends, axes = call.constant_ints(2), call.constant_ints(3)
     if ends is not None and any(marks):
-        along = [a % len(marks) for a in axes] if axes is not None else range(len(ends))
-        flow.edit(i, 2, [marks[d] is not None and end == source[d] for d, end in zip(along, ends, strict=True)])
+        sizes = zip(along, ends, strict=True)
+        flow.edit(i, 2, [marks[d] is not None and end in (source[d], result[d]) for d, end in sizes])
 
 
 Rule(
