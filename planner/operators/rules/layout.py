@@ -67,7 +67,8 @@ def _reshape_travel(flow: Flow, i: int, node: Node) -> None:
     """The same elements in row-major order: the batch keeps the number of elements that lie below it.
 
     Where several dimensions fit, one that a reader has required comes first, then one that is exactly the batch, then
-    the one that the reshape leaves open, then the leftmost; the others are tried where that turns out wrong.
+    those that the reshape changes, then the one that it leaves open, then the leftmost; the others are tried where that
+    turns out wrong.
     """
     source, output = flow.shape(node.inputs[0]), flow.shape(node.outputs[0])
     target = flow.call(i).constant_ints(1) or ()
@@ -81,7 +82,8 @@ def _reshape_travel(flow: Flow, i: int, node: Node) -> None:
         if not fitting:
             raise flow.fail(i, f"mixes the batch with other dimensions: {list(source)} -> {list(output)}")
         required = [at for at in fitting if flow.of(node.outputs[0])[at[0]] == at[1]]
-        fitting.sort(key=lambda at: (at[1] != BatchFactor(), at[0] != left_open))
+        alike = next((k for k in range(d) if source[k] != output[k]), d) if len(output) > d else 0
+        fitting.sort(key=lambda at: (at[1] != BatchFactor(), at[0] < alike, at[0] != left_open))
         dim, placed = required[0] if required else flow.guess((source, d, mark, output, left_open), fitting)
         result[dim] = placed
     flow.set(node.outputs[0], result)
