@@ -89,7 +89,7 @@ class Queries(nn.Module):  # type: ignore[misc]
 
 
 class Places(nn.Module):  # type: ignore[misc]
-    """Attention beside a layer that is applied to places, which are constant: work on weights before work on samples."""
+    """Attention beside a layer that is applied to constant places: work on weights before work on samples."""
 
     def __init__(self) -> None:
         super().__init__()
