@@ -163,16 +163,19 @@ def test_a_table_that_the_exporter_picked_entries_of_counts_once(tmp_path: Path)
 
 
 class Cut(nn.Module):  # type: ignore[misc]
-    """Learned positions, and fixed ones of sines and cosines, both cut to the length of the sample."""
+    """Learned positions and fixed ones of sines and cosines, cut to the length of the sample; a token and a scale."""
 
     def __init__(self) -> None:
         super().__init__()
         self.learned, self.head = nn.Parameter(torch.randn(1, 9, 48)), nn.Linear(48, 3)
+        self.scale, self.token = nn.Parameter(torch.randn(7, 48)), nn.Parameter(torch.randn(1, 48))
         angles = torch.arange(9)[:, None] * 0.1 ** (torch.arange(24) / 8)
         self.register_buffer("waves", torch.stack([angles.sin(), angles.cos()], -1).flatten(1)[None])
 
     def forward(self, x: Any) -> Any:
-        return self.head(torch.relu(x + self.learned[:, : x.shape[1]]) + self.waves[:, : x.shape[1]])
+        x = torch.relu(x + self.learned[:, : x.shape[1]]) + self.waves[:, : x.shape[1]]
+        x = torch.cat([self.token[None].expand(len(x), -1, -1), x], 1)
+        return self.head(x * self.scale[None] * (self.waves[:, : x.shape[1], ::2] * 3).repeat(1, 1, 2))
 
 
 def test_nameless_positions_count_where_their_numbers_look_learned(tmp_path: Path) -> None:
@@ -181,4 +184,4 @@ def test_nameless_positions_count_where_their_numbers_look_learned(tmp_path: Pat
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         torch.onnx.export(Cut().eval(), (torch.randn(2, 6, 48),), file, dynamo=False, opset_version=17)
-    assert planner.load_graph(file).parameter_count() == 6 * 48 + 48 * 3 + 3
+    assert planner.load_graph(file).parameter_count() == 6 * 48 + 7 * 48 + 48 + 48 * 3 + 3

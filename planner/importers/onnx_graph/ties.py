@@ -274,7 +274,7 @@ class _Keys:
     def __init__(self, graph: WorkGraph, by_weight: Mapping[str, Sequence[Use]]) -> None:
         self._graph = graph
         self._wide = {name for name in by_weight if _is_wide(graph, name)}
-        self._multiplied = {name for name in self._wide if {use.role for use in by_weight[name]} == {Role.MATRIX}}
+        self._multiplied = {name for name in self._wide if all(map(self._multiplies, by_weight[name]))}
         self._modules = {name: {use.node.scope.module for use in group} for name, group in by_weight.items()}
         self._producers = graph.producers()
         self._partner = _partners(graph)
@@ -300,6 +300,12 @@ class _Keys:
         if not module and not mate and not self._matrices_shared:
             return use.node.outputs[0], use.role, ""
         return module, use.role, mate
+
+    def _multiplies(self, use: Use) -> bool:
+        """Whether a use multiplies by a matrix; a table that is multiplied by another weight is no module's own."""
+        contracts = rule_of(use.node.op).weights.get(1) is Role.MATRIX and len(use.node.inputs) > 1
+        multiplied = use.slot == 0 and contracts and use.node.inputs[1] in self._graph.weight_sources
+        return use.role is Role.MATRIX and not multiplied
 
     def _alias(self, use: Use) -> str:
         """The name under which a use reads the stored tensor: of the Identity next to it, else its own."""

@@ -280,12 +280,14 @@ def _plausible(graph: WorkGraph, use: Use, is_buffer: bool) -> bool:
     if rule_of(use.node.op).build is None:
         return not _looks_like_a_mask(graph, use.stored)
     if use.role == Role.OTHER:
+        if use.node.op == "Concat" and _is_nameless_table(graph, use):
+            return True
         return is_named(graph, use.stored) and (use.node.op == "Concat" or use.stored.endswith((".weight", ".bias")))
     vector = sum(size > 1 for size in stored.shape) == 1
     if use.role in (Role.ADDED, Role.SCALE):
         if is_buffer or _looks_made(graph, use):
             return False
-        return vector or is_named(graph, use.stored) or _is_added_table(graph, use)
+        return vector or is_named(graph, use.stored) or _is_nameless_table(graph, use)
     if use.role == Role.TABLE:
         return len(stored.shape) >= 2 and not is_buffer
     if use.role == Role.MATRIX and use.node.op in ("MatMul", "Einsum") and len(stored.shape) >= 3:
@@ -293,20 +295,29 @@ def _plausible(graph: WorkGraph, use: Use, is_buffer: bool) -> bool:
     return True
 
 
-def _is_added_table(graph: WorkGraph, use: Use) -> bool:
-    """Whether a nameless table is added to [batch, sequence, hidden] and looks learned: positions, cut to length.
+def _is_nameless_table(graph: WorkGraph, use: Use) -> bool:
+    """Whether a nameless table was a weight: one that looks drawn and scales, stands beside or is added to activations.
 
-    The numbers of a learned one differ, and so do the lengths of its rows: sines and cosines of one angle each have
-    rows of one length.
+    What is added has the width and places of [batch, sequence, hidden], as positions that were cut to length.
     """
     stored, result = graph.types[use.stored].shape, graph.types[use.node.outputs[0]].shape
-    if use.role is not Role.ADDED or use.node.op != "Add" or len(result) != 3 or stored[-2:] != result[-2:]:
+    fits = use.node.op in ("Mul", "Concat") or (
+        use.node.op == "Add" and len(result) == 3 and stored[-2:] == result[-2:]
+    )
+    return fits and is_anonymous(use.stored) and _looks_drawn(_numbers(graph, use.stored))
+
+
+def _looks_drawn(numbers: Array | None) -> bool:
+    """Whether numbers look as if they were drawn or trained: they differ, and so do the lengths of the rows.
+
+    Sines and cosines of one angle each have rows of one length; those of places alone begin with a row of one number.
+    """
+    if numbers is None or 2 * np.unique(numbers).size <= numbers.size:
         return False
-    numbers = _numbers(graph, use.stored)
-    if numbers is None or not is_anonymous(use.stored) or 2 * np.unique(numbers).size <= numbers.size:
-        return False
-    lengths = np.square(numbers.astype(np.float64)).sum(-1)
-    return not np.allclose(lengths, lengths.flat[0], rtol=1e-3)
+    rows = numbers.astype(np.float64).reshape(-1, numbers.shape[-1])
+    lengths = np.square(rows).sum(-1)
+    uneven = len(rows) == 1 or not np.allclose(lengths, lengths[0], rtol=1e-3)
+    return uneven and rows.shape[1] > 1 and bool((rows != rows[:, :1]).any(-1).all())
 
 
 def _numbers(graph: WorkGraph, name: str) -> Array | None:
