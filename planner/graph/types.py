@@ -276,11 +276,11 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True)
 class WeightRead:
-    """An operator of the model file that reads a weight of its own from a tensor that others read, too.
+    """An operator of the model file that reads a weight of its own from a tensor that others read, too, or not at all.
 
     Attributes:
         weight: name of the weight.
-        stored: the file's tensor.
+        stored: the file's tensor; "" for a bias of zeros that the file left out.
         operator: first output of the operator in the file.
         operand: place of the weight, or of what is computed from it alone, among its inputs, from 0.
     """

@@ -23,7 +23,7 @@ from planner.importers.onnx_graph.nodes import assign_modules, live_nodes, requi
 from planner.importers.onnx_graph.read import check_model, looks_like_onnx, read_model
 from planner.importers.onnx_graph.resolve import Resolver
 from planner.importers.onnx_graph.ties import note_ties, order_weights, restore_ties, separate_merged, tie_copies
-from planner.importers.onnx_graph.weights import find_weights
+from planner.importers.onnx_graph.weights import find_weights, restore_biases
 from planner.importers.onnx_graph.work import WorkGraph
 from planner.operators import batch_constants, rebatch, rewritten
 
@@ -39,6 +39,7 @@ PASSES: tuple[Callable[[WorkGraph], None], ...] = (
     passes.drop_final_softmax,
     passes.remove_dead,
     assign_modules,
+    restore_biases,
     find_weights,
     tie_copies,
     separate_merged,

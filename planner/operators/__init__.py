@@ -2,6 +2,7 @@
 
 from planner.operators.batching import BatchConstants as BatchConstants
 from planner.operators.batching import batch_constants as batch_constants
+from planner.operators.batching import batch_flow as batch_flow
 from planner.operators.batching import rebatch as rebatch
 from planner.operators.entry import RULES as RULES
 from planner.operators.entry import JointCut as JointCut

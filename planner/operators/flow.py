@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from planner.errors import ModelError
-from planner.graph import Graph, Node, TensorKind
+from planner.graph import Graph, Node, Tensor, TensorKind
 from planner.operators.entry import OpCall, rule_of
 from planner.operators.specs import graph_specs
 from planner.operators.types import Access, Dim, DimKind, LoopNest
@@ -113,12 +113,18 @@ class Flow:
         repeated = at is not None and self._repeats(at, name, dim, mark)
         if at is not None and not repeated:
             self._trace_back(i, at, name, dim, mark)
-        if tensor.kind is TensorKind.PARAMETER and mark != BatchFactor():
+        if tensor.kind is TensorKind.PARAMETER and mark != BatchFactor() and not self._is_repeated(tensor):
             raise self.fail(i, f"reads the weight {name!r}, whose dimension {dim} runs over all samples")
         self.marks[name] = (*marks[:dim], mark, *marks[dim + 1 :])
         self.late += at is not None
         if at is not None and repeated:
             self.note_shape(at, 1, name)
+
+    def _is_repeated(self, tensor: Tensor) -> bool:
+        """Whether a tensor is computed from weights of fewer elements, so that it holds the same ones several times."""
+        sources = self.graph.sources.get(tensor.name, ())
+        held = sum(weight.elements for weight in self.graph.parameters if weight.name in sources)
+        return 2 * held <= tensor.elements
 
     def _repeats(self, at: int, name: str, dim: int, mark: BatchFactor) -> bool:
         """Whether a node repeats its operand along a dimension of its result; it may then do so once a sample."""
@@ -143,6 +149,14 @@ class Flow:
             ModelError: the tensor is computed from an input, or no operand has that dimension.
         """
         node, described = self.graph.nodes[at], graph_specs(self.graph)[at]
+        source = node.inputs[0]
+        if described.view and source not in self.marks:  # the same elements in row-major order
+            below = mark.inner * math.prod(self.shape(name)[dim + 1 :])
+            fitting = places(below, self.batch, self.shape(source))
+            if fitting:
+                fitting.sort(key=lambda place: place[1] != BatchFactor())
+                self.require(i, source, *self.guess((at, dim, mark), fitting))
+                return
         indices = [
             access.dims[dim]
             for nest in described.nests

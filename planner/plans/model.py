@@ -64,11 +64,12 @@ class RebatchedTensor:
 
 @dataclass(frozen=True, slots=True)
 class SeparatedWeight:
-    """A weight of its own that the file stores as one with others, because all were equal when it was exported.
+    """A weight of its own that the file stores as one with others, because all were equal when it was exported, or that
+    it lacks, because it was zero.
 
     Attributes:
         weight: its name in the plan.
-        stored: the tensor of the file that holds its first values.
+        stored: the tensor of the file that holds its first values; "" where these are zeros and the file has none.
         operators: that read it in the file, by their first outputs.
         operand: the place among their inputs of the tensor, or of what the file computes from it alone; from 0.
     """

@@ -107,20 +107,31 @@ class ModelFile:
                 stack += self.steps[at].inputs
         return tuple(self.steps[i] for i in sorted(needed))
 
-    def apart(self, separated: Iterable[SeparatedWeight]) -> ModelFile:
-        """The model with a weight for each module where an exporter stored equal initial weights once.
+    def apart(self, separated: Iterable[SeparatedWeight], shapes: Mapping[str, Sequence[int]]) -> ModelFile:
+        """The model with a weight for each module where an exporter stored equal first values once or left zeros out.
 
         What the file computes from such a weight alone, such as its transpose, is computed from each anew.
+
+        Args:
+            separated: the weights and their readers.
+            shapes: of the plan's weights, by name.
 
         Raises:
             ModelError: the file lacks an operator that reads one of them, or what it reads.
         """
+        from onnx.numpy_helper import from_array
+
         places = {step.name: i for i, step in enumerate(self.steps)}
         steps, weights, made = list(self.steps), dict(self.weights), dict[str, tuple[int, Step]]()
         for own in separated:
             for name in own.operators:
-                known = name in places and own.stored in self.weights
+                known = name in places and own.stored in ("", *self.weights)
                 reader = steps[places[name]] if known else None
+                if reader is not None and not own.stored:
+                    given = reader.inputs[: own.operand]
+                    absent = ("",) * (own.operand - len(given))
+                    steps[places[name]] = replace(reader, inputs=(*given, *absent, own.weight))
+                    continue
                 if reader is None or own.operand >= len(reader.inputs):
                     message = f"no operand {own.operand} of {name!r}, which reads the weight {own.weight!r}"
                     raise ModelError(message, where=name, hint="is this the model that the plan was made for?")
@@ -129,7 +140,8 @@ class ModelFile:
                 for step in again:
                     made[step.name] = (min(places[name], made.get(step.name, (len(steps), step))[0]), step)
                 steps[places[name]] = replace(reader, inputs=tuple(inputs))
-            weights[own.weight] = self.weights[own.stored]
+            zeros = np.zeros(tuple(shapes[own.weight]), np.float32)
+            weights[own.weight] = self.weights[own.stored] if own.stored else from_array(zeros, own.weight)
         before: dict[int, list[Step]] = {}
         for place, step in made.values():
             before.setdefault(place, []).append(step)

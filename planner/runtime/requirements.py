@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from planner.errors import PlanError, ShardplanError
@@ -135,7 +136,8 @@ def require_model(plan: Plan, model: ModelFile) -> None:
     parameters = {p.name: p for block in plan.block_table for p in block.parameters}
     for name, parameter in parameters.items():
         stored, shape = tuple(model.weights[name].dims), tuple(parameter.shape)
-        if stored != shape and (1, *stored[1:]) != shape:  # an entry for each sample, all alike, counts once
+        repeated = 2 * math.prod(shape) <= math.prod(stored)  # entries that the exporter repeated count once
+        if stored != shape and not repeated:
             message = f"the weight {name!r} is {list(stored)}, in the plan {list(shape)}"
             raise PlanError(message, where=plan.model.name, hint=_OTHER_MODEL)
     require_legal(plan, model)

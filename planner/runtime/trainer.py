@@ -278,6 +278,7 @@ def model_of(plan: Plan, model: ModelFile) -> ModelFile:
                 hint="write it at that batch: `shardplan models rebatch MODEL --batch N -o FILE`",
             )
         model = model.at_batch(plan.model.batch_constants, plan.model.identities, plan.model.exported_batch)
-    model = model.apart(plan.model.separated)
+    shapes = {p.name: p.shape for block in plan.block_table for p in block.parameters}
+    model = model.apart(plan.model.separated, shapes)
     require_model(plan, model)
     return with_known_shapes(plan, model.with_ties(plan.turned_copies))

@@ -160,6 +160,19 @@ def test_equal_numbers_in_a_constant_that_torch_wrote_are_no_weight() -> None:
     assert [p.name for p in graph.parameters] == ["norm.weight"]
 
 
+def test_a_table_that_weights_of_several_layers_multiply_is_one() -> None:
+    nodes = [
+        node("MatMul", ["onnx::MatMul_7", "left"], ["keys"], name="/layers.0/keys/MatMul"),
+        node("MatMul", ["x", "keys"], ["a"], name="/layers.0/MatMul"),
+        node("MatMul", ["onnx::MatMul_7", "right"], ["more"], name="/layers.1/keys/MatMul"),
+        node("MatMul", ["a", "more"], ["y"], name="/layers.1/MatMul"),
+    ]
+    stored = [absent("onnx::MatMul_7", [6, 8]), absent("left", [8, 6]), absent("right", [8, 6])]
+    proto = model(nodes, [value("x", [2, 6])], [value("y", None)], stored)
+    proto.producer_name = "pytorch"
+    assert graph_from_proto(proto).parameter_count() == 6 * 8 + 2 * 8 * 6
+
+
 def test_labels_and_orientation_of_anonymous_weights() -> None:
     nodes = [
         scoped(

@@ -303,6 +303,46 @@ def test_a_batch_of_one_goes_where_a_reshape_leaves_room() -> None:
     assert larger.tensors["W"].shape == (4, 8, 3)
 
 
+def test_heads_of_one_sample_are_not_its_places() -> None:
+    """[places 6, sample 1, 8] is read as [6, 2 heads of each sample, 4]: the places stand where they stood."""
+    graph = graph_of(
+        [node("Transpose", "x", "t", perm=(1, 0, 2)), node("Reshape", "t shape", "rows"), node("Relu", "rows", "y")],
+        {"x": (1, 6, 8), "t": (6, 1, 8), "rows": (6, 2, 4), "y": (6, 2, 4)},
+        batch=1, shape=(6, 2, 4),
+    )  # fmt: skip
+    assert rebatch(graph, 5).tensors["y"].shape == (6, 2 * 5, 4)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_queries_that_a_weight_repeats_follow_through_a_reshape(batch: int) -> None:
+    """Queries [5, sample, 8] times a matrix, as [5, 2 heads of each sample, 4], meet keys that follow the batch."""
+    graph = graph_of(
+        [
+            node("MatMul", "QUERIES W", "q"), node("Reshape", "q s", "rows"),
+            node("Transpose", "rows", "t", perm=(1, 0, 2)), node("Reshape", "x u", "k"), node("MatMul", "t k", "y"),
+        ],
+        {
+            "x": (batch, 2, 4, 7), "QUERIES": (5, batch, 8), "W": (8, 8), "q": (5, batch, 8), "rows": (5, 2 * batch, 4),
+            "t": (2 * batch, 5, 4), "k": (2 * batch, 4, 7), "y": (2 * batch, 5, 7),
+        },
+        batch=batch, s=(5, 2 * batch, 4), u=(2 * batch, 4, 7),
+    )  # fmt: skip
+    larger = rebatch(graph, 4 * batch)
+    assert larger.tensors["y"].shape == (8 * batch, 5, 7)
+    assert larger.tensors["rows"].shape == (5, 8 * batch, 4)
+    assert larger.tensors["QUERIES"].shape == (5, 4 * batch, 8)
+
+
+def test_the_first_rows_of_all_samples_follow_the_batch() -> None:
+    """The first 4 of 12 rows, 3 a sample, are as many as there are samples."""
+    graph = graph_of(
+        [node("Reshape", "x s", "rows"), node("Slice", "rows a b c", "y")],
+        {"x": (4, 3, 8), "rows": (12, 8), "y": (4, 8)},
+        batch=4, s=(12, 8), a=(0,), b=(4,), c=(0,),
+    )  # fmt: skip
+    assert rebatch(graph, 10).tensors["y"].shape == (10, 8)
+
+
 def test_nodes_that_are_alike_at_one_size_only_are_told_apart() -> None:
     """Two sums over [1, 8]: one of a sample's row, one of a weight's; at four samples they differ."""
     graph = graph_of(

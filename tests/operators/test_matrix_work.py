@@ -52,12 +52,19 @@ CASES = {
     "einsum, ellipsis": (call("Einsum", ["x 2 3 4", "w 4 5"], ["x 2 3 5"], equation="...i,ij->...j"), 240, 240, 240),
     "einsum, implicit result": (call("Einsum", ["x 3 4", "x 4 5"], ["x 3 5"], equation="ij,jk"), 120, 240, 0),
     "einsum, no shared sum": (call("Einsum", ["x 3", "x 4"], ["x 3 4"], equation="i,j->ij"), 0, 0, 0),
-    # (i j)(j k)(k l): 2*2*3*4 + 2*2*4*5, from left to right
+    # (i j)(j k)(k l): 2*2*3*4 + 2*2*4*5, from left to right; only the second product leads to the operand that learns
     "einsum, three operands": (
         call("Einsum", ["c 2 3", "c 3 4", "x 4 5"], ["x 2 5"], equation="ij,jk,kl->il"),
         48 + 80,
-        128,
+        2 * 2 * 4 * 5,
         0,
+    ),
+    # experts by a weighted sum: btef,efd is one product a row and expert; the scores weigh its results in a second
+    "einsum, experts with scores": (
+        call("Einsum", ["x 2 8 4 32", "w 4 32 16", "x 2 8 4"], ["x 2 8 16"], equation="bted,edf,bte->btf"),
+        2 * 2 * 8 * 4 * 32 * 16 + 2 * 2 * 8 * 4 * 16,
+        65536 + 2 * 2048,
+        65536,
     ),
     "conv": (
         call("Conv", ["x 2 3 8 8", "w 6 3 3 3", "w 6"], ["x 2 6 8 8"], pads=(1, 1, 1, 1)),

@@ -37,6 +37,11 @@ CASES = {
         ),
         24 + 4 * (8 + 48 + 24), 4 * (72 + 96), 1, 3, 10 * 24,
     ),
+    # data in and out, indices, updates read and written; backward: gradient and data once more, indices, updates twice
+    "updates, fewer than the most places that data find": (
+        call("ScatterND", ["x 8 4", "c:int64 6 1", "x 3 4"], ["x 8 4"]),
+        4 * 64 + 48 + 4 * 24, 4 * 64 + 48 + 48 + 4 * 24, 2, 2, 0,
+    ),
     "softmax": (call("Softmax", ["x 2 3 4"], ["x 2 3 4"]), 4 * 48, 4 * 72, 1, 1, 5 * 24),
     "shape": (call("Shape", ["x 2 3 4"], ["x:int64 3"]), 0, 0, 0, 0, 0),
     "packed integers": (call("Transpose", ["c:int4 3 5"], ["c:int4 5 3"]), 15, 0, 1, 0, 0),

@@ -124,6 +124,34 @@ def test_a_plan_that_does_not_say_who_reads_merged_weights_is_to_be_made_again(f
         runtime.run(older, file)
 
 
+def test_biases_of_zeros_that_the_exporter_left_out_are_trained(tmp_path: Path) -> None:
+    torch.manual_seed(2)
+    module = torch.nn.Sequential(torch.nn.Linear(12, 16), torch.nn.ReLU(), torch.nn.Linear(16, 5)).eval()
+    for part in (module[0], module[2]):
+        torch.nn.init.zeros_(part.bias)
+    path = tmp_path / "rows.onnx"
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(module, (torch.randn(4, 12),), path, dynamo=True, input_names=["x"], verbose=False)
+    graph = planner.load_graph(path)
+    assert {(p.label, p.shape) for p in graph.parameters if len(p.shape) == 1} == {("0.bias", (16,)), ("2.bias", (5,))}
+    assert [(read.weight, read.stored, read.operand) for read in graph.separated] == [
+        ("0.bias", "", 2),
+        ("2.bias", "", 2),
+    ]
+    job = planner.Job(8, precision="fp32", micro_batches=(2,), backends=("any",), pipeline_stages=(2,))
+    plan = planner.plan(graph, planner.load_cluster("dgx-h100", devices=2), job)
+    inputs, labels = torch.randn(8, 12), torch.randint(5, (8,))
+    np.savez(tmp_path / "data.npz", x=inputs.numpy(), labels=labels.numpy())
+    check = runtime.run(plan, path, data=tmp_path / "data.npz", loss="labels", check=True).check
+    assert check is not None
+    assert not check.wrong
+    assert {name for _, name, _ in check.errors} == {p.name for p in graph.parameters}
+    with torch.no_grad():
+        expected = torch.nn.functional.cross_entropy(module(inputs), labels)
+    assert check.loss == pytest.approx(float(expected), rel=1e-5)
+
+
 def test_a_size_that_follows_from_data_is_told_by_name(tmp_path: Path) -> None:
     import onnx
     from onnx import TensorProto, helper

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
+from planner.errors import ModelError
 from planner.graph import AttributeValue, ConstantValue, DType, Graph, ImportReport, Node, Parameter, Tensor, TensorKind
 from planner.importers.onnx_graph.dims import batch_size
 from planner.importers.onnx_graph.weights import lost_parameters
 from planner.importers.onnx_graph.work import Array, WorkGraph
-from planner.operators import rule_of
+from planner.operators import batch_flow, rule_of
 
 _NO_ATTRIBUTES: Mapping[str, AttributeValue] = MappingProxyType({})
 
@@ -27,21 +28,20 @@ def freeze(work: WorkGraph) -> Graph:
     )  # fmt: skip
     tensors = _tensors(work, nodes)
     batch = batch_size(work.axis_names, work.types, work.outputs)
-    parameters = tuple(_for_one_sample(work, weight, batch) for weight in work.weights.values())
     constants = {
         name: _flat(work.values[name])
         for name, tensor in tensors.items()
         if tensor.kind is TensorKind.CONSTANT and name in work.values
     }
     sources = {name: tuple(found) for name, found in work.weight_sources.items() if name in tensors}
-    return Graph(
+    graph = Graph(
         name=work.name,
-        fingerprint=_fingerprint(work, nodes, tensors, parameters, constants, sources),
+        fingerprint="",
         nodes=nodes,
         tensors=MappingProxyType(tensors),
         inputs=tuple(work.inputs),
         outputs=tuple(work.outputs),
-        parameters=parameters,
+        parameters=tuple(work.weights.values()),
         sources=MappingProxyType(sources),
         permuted=permuted_weights(work, tensors),
         constants=MappingProxyType(constants),
@@ -54,6 +54,33 @@ def freeze(work: WorkGraph) -> Graph:
         identities=tuple(work.identities),
         separated=tuple(work.separated),
     )  # fmt: skip
+    parameters = _for_one_sample(work, graph)
+    fingerprint = _fingerprint(work, nodes, tensors, parameters, constants, sources)
+    return replace(graph, parameters=parameters, fingerprint=fingerprint)
+
+
+def _for_one_sample(work: WorkGraph, graph: Graph) -> tuple[Parameter, ...]:
+    """The parameters, those that the exporter repeated for every sample (a class token, queries) as they were before.
+
+    A repeated one has a dimension that follows the batch. Nothing changes where a node stops the batch.
+    """
+    computed = {
+        weight.name
+        for weight in graph.parameters
+        if len(lost_parameters(work, weight.name)) == 1 and weight.shape == work.types[weight.name].shape
+    }
+    try:
+        marks = batch_flow(graph).marks if computed and graph.batch > 1 else {}
+    except ModelError:
+        return graph.parameters
+    parameters = []
+    for weight in graph.parameters:
+        following = marks.get(weight.name) if weight.name in computed else None
+        if following is not None:
+            sizes = zip(weight.shape, following, strict=True)
+            weight = replace(weight, shape=tuple(s if mark is None else s // graph.batch for s, mark in sizes))
+        parameters.append(weight)
+    return tuple(parameters)
 
 
 def _tensors(work: WorkGraph, nodes: tuple[Node, ...]) -> dict[str, Tensor]:
@@ -71,13 +98,6 @@ def _tensors(work: WorkGraph, nodes: tuple[Node, ...]) -> dict[str, Tensor]:
             kind = TensorKind.CONSTANT
         tensors[name] = Tensor(name, work.types[name].shape, work.types[name].dtype, kind)
     return tensors
-
-
-def _for_one_sample(work: WorkGraph, weight: Parameter, batch: int) -> Parameter:
-    """A weight without what was repeated for every sample when the exporter computed it."""
-    shape = weight.shape
-    repeated = len(shape) > 2 and shape[0] == batch and len(lost_parameters(work, weight.name)) == 1
-    return replace(weight, shape=(1, *shape[1:])) if repeated else weight
 
 
 def _flat(value: Array) -> ConstantValue:

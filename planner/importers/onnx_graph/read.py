@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from planner.errors import ModelError
 from planner.importers.formats import in_file
-from planner.importers.onnx_graph.nodes import MOST_VERSION, newest_version
+from planner.importers.onnx_graph.nodes import MOST_VERSION, newest_version, string_list
 from planner.importers.onnx_graph.work import MAX_CONSTANT_ELEMENTS
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message  # type: ignore[import-untyped]
 
 _INTEGER_BYTES = {6: 4, 7: 8, 9: 1}
+_FLOAT_BYTES = {1: 4, 10: 2}
 _SMALL_BYTES = 8 * MAX_CONSTANT_ELEMENTS
 _OFFSET_DIGITS = 19
 """Decimal digits that no offset in a file has."""
@@ -57,7 +58,7 @@ def read_model(path: Path) -> onnx.ModelProto:
         if garbled := _garbled(model):
             raise ModelError(f"the file is damaged: {garbled} holds a text that is not UTF-8", hint=_AGAIN)
         check_model(model)
-        _read_small_integers(model.graph, path)
+        _read_small_data(model.graph, path)
         return model
 
 
@@ -88,11 +89,22 @@ def _field_numbers(kind: Descriptor) -> tuple[frozenset[int], frozenset[int]]:
     return inner, frozenset(field.number for field in kind.fields if field.type == field.TYPE_STRING)
 
 
-def _read_small_integers(graph: onnx.GraphProto, path: Path) -> None:
-    """Fetch shapes and axes that an exporter put into the data file; weights stay where they are, absent is fine."""
+def _read_small_data(graph: onnx.GraphProto, path: Path) -> None:
+    """Fetch what an exporter put into the data file, as far as it is there, that may say what a model is.
+
+    That is shapes and axes, and tables in which it repeated entries of weights; weights stay where they are.
+    """
+    computed = {
+        value.name
+        for value in graph.value_info
+        for entry in value.metadata_props
+        if entry.key.endswith("folded_from") and len(string_list(entry.value)) > 1
+    }
     for tensor in graph.initializer:
-        size = math.prod(tensor.dims) * _INTEGER_BYTES.get(tensor.data_type, 0)
-        if tensor.data_location != 1 or min(tensor.dims, default=0) < 0 or not 0 < size <= _SMALL_BYTES:
+        integers = tensor.data_type in _INTEGER_BYTES
+        widths = _FLOAT_BYTES if tensor.name in computed and not integers else _INTEGER_BYTES
+        size, most = math.prod(tensor.dims) * widths.get(tensor.data_type, 0), _SMALL_BYTES if integers else KEEP_BYTES
+        if tensor.data_location != 1 or min(tensor.dims, default=0) < 0 or not 0 < size <= most:
             continue
         entry = {item.key: item.value for item in tensor.external_data}
         data = _external_bytes(path, tensor.name, entry.get("location", ""), entry.get("offset", "0"), size)
@@ -169,8 +181,8 @@ def _refuse_text(head: bytes) -> None:
 
 Buffer = bytes | memoryview
 
-KEEP_BYTES = 1 << 16
-"""Data fields up to this size are kept: they may hold a shape."""
+KEEP_BYTES = 1 << 20
+"""Data fields up to this size are kept: they may hold a shape, or a table that an exporter computed."""
 
 _TENSOR_DATA = {4, 5, 7, 9, 10, 11}
 _CHILDREN: dict[str, dict[int, str]] = {

@@ -147,6 +147,8 @@ class Resolver:
                     self.work.kinds[value.name] = entry.value
                 elif entry.key.endswith("folded_from"):
                     names = onnx_nodes.string_list(entry.value)
+                    if any(map(_PICKED.match, (*names, value.name))):
+                        self.work.picked.add(value.name)
                     origins = [name for name in names if is_path(name) or name in self.work.signature]
                     self.work.origins[value.name] = tuple(origins)
                     buffers = all(self.work.signature.get(name, "PARAMETER") != "PARAMETER" for name in origins)
@@ -222,6 +224,8 @@ class Resolver:
             if names.get(tensor.name, tensor.name) in self.work.stored:
                 raise damaged(f"two initializers are called {tensor.name!r}")
             self.store(names.get(tensor.name, tensor.name), kind, self._small_value(tensor, tensor.name, kind))
+            if tensor.raw_data and kind.dtype.is_float and len(kind.shape) > 1:
+                self.work.data[tensor.name] = tensor
         for sparse in graph.sparse_initializer:
             kind = self._stored_type(sparse.values.name, tuple(sparse.dims), sparse.values.data_type)
             self.store(names.get(sparse.values.name, sparse.values.name), kind)
@@ -469,6 +473,9 @@ _ONE_ENTRY = frozenset({DType.FLOAT32, DType.FLOAT64, DType.INT32, DType.INT64, 
 
 _PRODUCT = re.compile(r"^(linear|matmul|mm|bmm|addmm|einsum|conv(olution)?(\dd)?)(_\d+)?$")
 """What torch calls the results of products."""
+
+_PICKED = re.compile(r"^(index(_select)?|embedding|gather|take|repeat|expand|tile)(_\d+)?$")
+"""What torch calls results that hold entries of a tensor several times."""
 
 _SIGNATURE = re.compile(r"^\w+: ([A-Z_]+) target='([^']+)'", re.MULTILINE)
 """A line of torch's export signature: what kind of tensor an input of the exported program is, and its name."""

@@ -54,6 +54,7 @@ CONVENTIONS: tuple[Convention, ...] = (
     Convention("ModernBERT", r"(^|\.)embeddings\.tok_embeddings\b", r"(^|\.)decoder\b", True),
     Convention("XLNet", r"(^|\.)word_embedding\b", r"(^|\.)lm_loss\b", True),
     Convention("DistilBERT", r"embeddings\.word_embeddings\b", r"(^|\.)vocab_projector\b", True),
+    Convention("Mamba", r"(^|\.)backbone\.embeddings\b", r"(^|\.)lm_head\b", True),
     Convention("BLOOM", r"(^|\.)word_embeddings\b", r"(^|\.)lm_head\b", True),
     Convention("T5 1.1 and later", r"(^|\.)shared\b", r"(^|\.)lm_head\b", False, r"\bwi_0\b"),
     Convention("T5 1.0, BART", r"(^|\.)shared\b", r"(^|\.)lm_head\b", True),
@@ -245,10 +246,10 @@ def _is_wide(graph: WorkGraph, name: str) -> bool:
 
 
 def _partners(graph: WorkGraph) -> dict[int, str]:
-    """The weight matrix that each contraction node uses, by node identity."""
+    """The weight matrix that each contraction node uses, by node identity: of two, what the other is multiplied by."""
     partners = {}
     for node in graph.nodes:
-        for slot, role in rule_of(node.op).weights.items():
+        for slot, role in sorted(rule_of(node.op).weights.items(), reverse=True):
             if role is not Role.MATRIX or slot >= len(node.inputs) or id(node) in partners:
                 continue
             sources = graph.weight_sources.get(node.inputs[slot], ())
@@ -273,7 +274,7 @@ class _Keys:
     def __init__(self, graph: WorkGraph, by_weight: Mapping[str, Sequence[Use]]) -> None:
         self._graph = graph
         self._wide = {name for name in by_weight if _is_wide(graph, name)}
-        self._multiplied = {name for name in self._wide if {use.role for use in by_weight[name]} == {Role.MATRIX}}
+        self._multiplied = {name for name in self._wide if all(map(self._multiplies, by_weight[name]))}
         self._modules = {name: {use.node.scope.module for use in group} for name, group in by_weight.items()}
         self._producers = graph.producers()
         self._partner = _partners(graph)
@@ -285,6 +286,8 @@ class _Keys:
         if alias != use.stored and is_named(self._graph, alias):
             return alias, "", ""
         owner = use.stored.rpartition(".")[0]
+        if use.stored in self._wide and (listed := self._listed(use)):
+            return listed, "", ""
         if use.stored in self._wide:
             return (self._module(use), use.role, "") if self._may_be_merged(use.stored, owner) else ("", "", "")
         if not owner and not self._graph.signature and is_named(self._graph, use.stored):
@@ -297,6 +300,12 @@ class _Keys:
         if not module and not mate and not self._matrices_shared:
             return use.node.outputs[0], use.role, ""
         return module, use.role, mate
+
+    def _multiplies(self, use: Use) -> bool:
+        """Whether a use multiplies by a matrix; a table that is multiplied by another weight is no module's own."""
+        contracts = rule_of(use.node.op).weights.get(1) is Role.MATRIX and len(use.node.inputs) > 1
+        multiplied = use.slot == 0 and contracts and use.node.inputs[1] in self._graph.weight_sources
+        return use.role is Role.MATRIX and not multiplied
 
     def _alias(self, use: Use) -> str:
         """The name under which a use reads the stored tensor: of the Identity next to it, else its own."""
@@ -311,6 +320,13 @@ class _Keys:
                 return name
             stack += node.inputs
         return use.stored
+
+    def _listed(self, use: Use) -> str:
+        """Path of a module's parameter that the signature lists and the file has as another's, or ""."""
+        label = self._graph.weights[use.stored].label
+        path = f"{use.node.scope.module}.{label.rpartition('.')[2]}"
+        listed = self._graph.signature.get(path) == "PARAMETER" and path != label and path not in self._graph.stored
+        return path if listed and use.role in (Role.ADDED, Role.SCALE) else ""
 
     def _may_be_merged(self, stored: str, owner: str) -> bool:
         """Whether modules of several paths may have had matrices of their own, of equal values, under one name."""

@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.graph import Parameter
-from planner.importers.onnx_graph.work import WorkGraph, WorkNode
+from planner.graph import Parameter, WeightRead
+from planner.importers.onnx_graph.nodes import tensor_value
+from planner.importers.onnx_graph.work import Array, TensorType, WorkGraph, WorkNode
 from planner.operators import Role, rule_of
 
 _JOINING = frozenset({
@@ -68,7 +69,7 @@ class Use(NamedTuple):
 def find_weights(graph: WorkGraph) -> None:
     """Find the weights among the constant tensors that nodes read; unfold operators that compute on trained weights."""
     _collect(graph)
-    if _restore_work(graph):
+    while _restore_work(graph):  # an operator that comes back may read another weight
         _collect(graph)
     frozen = [w for w in graph.weights.values() if not w.trainable and not graph.types[w.name].dtype.is_float]
     if frozen:
@@ -77,6 +78,30 @@ def find_weights(graph: WorkGraph) -> None:
             f"quantised integer weights cannot be trained as they are; {len(frozen)} count as frozen",
             frozen[0].name,
         )
+
+
+def restore_biases(graph: WorkGraph) -> None:
+    """Give operators back the biases of zeros that torch's exporter left out and still lists among the parameters."""
+    readers: dict[str, list[WorkNode]] = {}
+    for use in uses(graph):
+        added = next((slot for slot, role in rule_of(use.node.op).weights.items() if role is Role.BIAS), 0)
+        if use.role is not Role.MATRIX or not added or any(use.node.inputs[added:]):
+            continue
+        weight = next(iter(graph.origins.get(use.stored, ())), use.stored)
+        bias = "bias".join(weight.rsplit("weight", 1))
+        if bias not in graph.stored and weight != bias and graph.signature.get(bias) == "PARAMETER":
+            use.node.inputs += [""] * (added + 1 - len(use.node.inputs))
+            use.node.inputs[added] = bias
+            readers.setdefault(bias, []).append(use.node)
+            graph.separated.append(WeightRead(bias, "", use.node.outputs[0], added))
+    for bias, nodes in readers.items():
+        result = graph.types[nodes[0].outputs[0]]
+        graph.types[bias] = TensorType(result.shape[1:2], result.element)
+        graph.stored[bias] = None
+    if readers:
+        elements = sum(graph.types[bias].elements for bias in readers)
+        message = f"{len(readers)} biases ({elements} elements) that the exporter left out as zeros are parameters"
+        graph.info("biases-restored", message, next(iter(readers)))
 
 
 def _collect(graph: WorkGraph) -> None:
@@ -204,12 +229,38 @@ def _weight(graph: WorkGraph, use: Use) -> Parameter | None:
     if kind in ("CONSTANT_TENSOR", "TOKEN", "USER_INPUT") or not stored.shape:
         return None
     was_trained = stored.dtype.is_float and bool(lost_parameters(graph, name))
+    if was_trained and (_is_product(graph, name) or _may_be_picked(graph, name)):
+        return None
     if kind != "PARAMETER" and not was_trained and not _plausible(graph, use, is_buffer):
         return None
     trainable = stored.dtype.is_float and not is_buffer and use.role != Role.QUANTIZATION
     label = _label(graph, use)
     module = label.rpartition(".")[0] if is_path(label) else use.node.scope.module or ""
-    return Parameter(name, label, stored.shape, stored.dtype, module, trainable, _is_transposed(graph, use))
+    shape = _picked_shape(graph, name) if was_trained else stored.shape
+    return Parameter(name, label, shape, stored.dtype, module, trainable, _is_transposed(graph, use))
+
+
+def _is_product(graph: WorkGraph, name: str) -> bool:
+    """Whether a tensor is what a linear layer adds its bias to: a product of its weight that the exporter computed."""
+    readers = (node for node in (*graph.nodes, *graph.region.values()) if name in node.inputs)
+    wide = sum(size > 1 for size in graph.types[name].shape) > 1
+    return wide and any(node.op == "Add" and node.scope.torch_op.startswith("aten.linear") for node in readers)
+
+
+def _may_be_picked(graph: WorkGraph, name: str) -> bool:
+    """Whether a tensor of equal numbers was computed with a buffer, as of places in a table of a size that is open."""
+    with_buffer = any(graph.signature.get(origin) == "BUFFER" for origin in graph.origins[name])
+    numbers = _numbers(graph, name) if with_buffer and name in graph.picked else None
+    return numbers is not None and bool((numbers == numbers.flat[0]).all())
+
+
+def _picked_shape(graph: WorkGraph, name: str) -> tuple[int, ...]:
+    """Shape of the weight that an exporter computed a tensor from: a table of which it picked entries repeatedly."""
+    shape = graph.types[name].shape
+    numbers = _numbers(graph, name) if name in graph.picked else None
+    entries = 0 if numbers is None else np.unique(numbers).size
+    repeats = numbers is not None and 1 < entries <= numbers.size // 2
+    return (*(1 for _ in shape[1:]), entries) if repeats else shape
 
 
 def _plausible(graph: WorkGraph, use: Use, is_buffer: bool) -> bool:
@@ -229,17 +280,50 @@ def _plausible(graph: WorkGraph, use: Use, is_buffer: bool) -> bool:
     if rule_of(use.node.op).build is None:
         return not _looks_like_a_mask(graph, use.stored)
     if use.role == Role.OTHER:
+        if use.node.op == "Concat" and _is_nameless_table(graph, use):
+            return True
         return is_named(graph, use.stored) and (use.node.op == "Concat" or use.stored.endswith((".weight", ".bias")))
     vector = sum(size > 1 for size in stored.shape) == 1
     if use.role in (Role.ADDED, Role.SCALE):
         if is_buffer or _looks_made(graph, use):
             return False
-        return vector or is_named(graph, use.stored)
+        return vector or is_named(graph, use.stored) or _is_nameless_table(graph, use)
     if use.role == Role.TABLE:
         return len(stored.shape) >= 2 and not is_buffer
     if use.role == Role.MATRIX and use.node.op in ("MatMul", "Einsum") and len(stored.shape) >= 3:
-        return 1 not in stored.shape[-2:]
+        return sum(size > 1 for size in stored.shape) > 1
     return True
+
+
+def _is_nameless_table(graph: WorkGraph, use: Use) -> bool:
+    """Whether a nameless table was a weight: one that looks drawn and scales, stands beside or is added to activations.
+
+    What is added has the width and places of [batch, sequence, hidden], as positions that were cut to length.
+    """
+    stored, result = graph.types[use.stored].shape, graph.types[use.node.outputs[0]].shape
+    fits = use.node.op in ("Mul", "Concat") or (
+        use.node.op == "Add" and len(result) == 3 and stored[-2:] == result[-2:]
+    )
+    return fits and is_anonymous(use.stored) and _looks_drawn(_numbers(graph, use.stored))
+
+
+def _looks_drawn(numbers: Array | None) -> bool:
+    """Whether numbers look as if they were drawn or trained: they differ, and so do the lengths of the rows.
+
+    Sines and cosines of one angle each have rows of one length; those of places alone begin with a row of one number.
+    """
+    if numbers is None or 2 * np.unique(numbers).size <= numbers.size:
+        return False
+    rows = numbers.astype(np.float64).reshape(-1, numbers.shape[-1])
+    lengths = np.square(rows).sum(-1)
+    uneven = len(rows) == 1 or not np.allclose(lengths, lengths[0], rtol=1e-3)
+    return uneven and rows.shape[1] > 1 and bool((rows != rows[:, :1]).any(-1).all())
+
+
+def _numbers(graph: WorkGraph, name: str) -> Array | None:
+    """The numbers of a stored table, where the file holds them."""
+    numbers = tensor_value(graph.data[name]) if name in graph.data else None
+    return numbers if numbers is not None and numbers.size else None
 
 
 def lost_parameters(graph: WorkGraph, name: str) -> list[str]:

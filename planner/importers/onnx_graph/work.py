@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from numpy.typing import NDArray
 
 from planner.graph import AttributeValue, DType, Note, NoteLevel, Parameter, WeightRead
+
+if TYPE_CHECKING:
+    import onnx
 
 Array = NDArray[Any]
 
@@ -91,6 +94,8 @@ class WorkGraph:
         signature: what torch's export signature says of each tensor of the module, by name, as in `kinds`.
         origins: for a stored tensor that the exporter computed, the names of what it computed it from.
         values: small known values by tensor name.
+        data: stored floating-point tables whose numbers the file holds.
+        picked: stored tensors for which the exporter picked or repeated entries of others.
         region: for a tensor computed from stored tensors alone, the node that computes it.
         weights: parameters by stored name, once they are found; insertion order is order of use.
         weight_sources: for a tensor that carries parameters, their names.
@@ -121,6 +126,8 @@ class WorkGraph:
     separated: list[WeightRead] = field(default_factory=list)
     signature: dict[str, str] = field(default_factory=dict)
     from_torch: bool = False
+    data: dict[str, onnx.TensorProto] = field(default_factory=dict)
+    picked: set[str] = field(default_factory=set)
 
     def info(self, code: str, message: str, where: str = "") -> None:
         """Record something the user may want to know."""

@@ -143,9 +143,15 @@ def _place(call: OpCall, nest: LoopNest) -> OpSpec:
 
 @Rule(ports=(0, 2), travel=partial(along_nests, broadcast=False), folds=True, overlays=True).of("ScatterND")
 def scatter_nd(call: OpCall) -> OpSpec:
-    """Slices of a tensor replaced, each found by a tuple of indices; the indexed dimensions may be split."""
-    runs = {"v": call.input(1).shape[-1]}
-    return _place(call, call.nest("v.. c.., i.. q, i.. c.. -> v.. c..", runs=runs, coupled="i..", whole="q"))
+    """Slices of a tensor replaced, each found by a tuple of indices; the indexed dimensions may be split.
+
+    Where data say how many indices there are, there may be fewer updates than the most.
+    """
+    indices, updates = call.input(1).shape, call.input(2).shape
+    new = "i.." if indices[:-1] == updates[: len(indices) - 1] else "u.."
+    runs = {"v": indices[-1], "u": len(indices) - 1}
+    nest = call.nest(f"v.. c.., i.. q, {new} c.. -> v.. c..", runs=runs, coupled=f"i.. {new}", whole="q")
+    return _place(call, nest)
 
 
 @Rule(ports=(0, 2), travel=partial(along_nests, broadcast=False), overlays=True).of("ScatterElements", "Scatter")

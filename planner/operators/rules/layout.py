@@ -66,8 +66,9 @@ def reshape_nest(before: tuple[int, ...], after: tuple[int, ...]) -> LoopNest:
 def _reshape_travel(flow: Flow, i: int, node: Node) -> None:
     """The same elements in row-major order: the batch keeps the number of elements that lie below it.
 
-    Where several dimensions fit, one that is exactly the batch comes first, then the one that the reshape leaves open,
-    then the leftmost; the others are tried where that turns out wrong.
+    Where several dimensions fit, one that a reader has required comes first, then one that is exactly the batch, then
+    those that the reshape changes, then the one that it leaves open, then the leftmost; the others are tried where that
+    turns out wrong.
     """
     source, output = flow.shape(node.inputs[0]), flow.shape(node.outputs[0])
     target = flow.call(i).constant_ints(1) or ()
@@ -80,8 +81,10 @@ def _reshape_travel(flow: Flow, i: int, node: Node) -> None:
         fitting = [at for at in places(below, flow.batch, output) if result[at[0]] is None]
         if not fitting:
             raise flow.fail(i, f"mixes the batch with other dimensions: {list(source)} -> {list(output)}")
-        fitting.sort(key=lambda at: (at[1] != BatchFactor(), at[0] != left_open))
-        dim, placed = flow.guess((source, d, mark, output, left_open), fitting)
+        required = [at for at in fitting if flow.of(node.outputs[0])[at[0]] == at[1]]
+        alike = next((k for k in range(d) if source[k] != output[k]), d) if len(output) > d else 0
+        fitting.sort(key=lambda at: (at[1] != BatchFactor(), at[0] < alike, at[0] != left_open))
+        dim, placed = required[0] if required else flow.guess((source, d, mark, output, left_open), fitting)
         result[dim] = placed
     flow.set(node.outputs[0], result)
     flow.note_shape(i, 1, node.outputs[0])
@@ -178,17 +181,21 @@ def _result_only(call: OpCall) -> OpSpec:
 
 
 def _slice_travel(flow: Flow, i: int, node: Node) -> None:
-    """A range along some axes; along the batch only all of it."""
+    """A range along some axes; along the batch only all of it, or the first rows, several for each of many samples."""
     name, output = node.inputs[0], node.outputs[0]
-    source, marks, call = flow.shape(name), flow.of(name), flow.call(i)
-    for d, (mark, a, b) in enumerate(zip(marks, source, flow.shape(output), strict=True)):
+    source, result, marks, call = flow.shape(name), flow.shape(output), list(flow.of(name)), flow.call(i)
+    starts, ends, axes = (call.constant_ints(position) for position in (1, 2, 3))
+    along = [a % len(marks) for a in axes] if axes is not None else list(range(len(ends or ())))
+    for d, (mark, a, b) in enumerate(zip(marks, source, result, strict=True)):
         if mark is not None and a != b:
-            raise flow.fail(i, f"takes {b} of {a} along dimension {d}, which follows the batch")
+            first = d in along and starts is not None and starts[along.index(d)] == 0
+            if not first or flow.batch == 1 or b % flow.batch:
+                raise flow.fail(i, f"takes {b} of {a} along dimension {d}, which follows the batch")
+            marks[d] = BatchFactor(1, b // flow.batch)
     flow.set(output, marks)
-    ends, axes = call.constant_ints(2), call.constant_ints(3)
     if ends is not None and any(marks):
-        along = [a % len(marks) for a in axes] if axes is not None else range(len(ends))
-        flow.edit(i, 2, [marks[d] is not None and end == source[d] for d, end in zip(along, ends, strict=True)])
+        sizes = zip(along, ends, strict=True)
+        flow.edit(i, 2, [marks[d] is not None and end in (source[d], result[d]) for d, end in sizes])
 
 
 Rule(

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from planner.errors import ModelError
+from planner.graph import TensorKind
 from planner.operators.assemble import contraction, keep_extra, keep_inputs, keep_outputs, streaming, traffic
 from planner.operators.entry import TWO_MATRICES, WEIGHT_AND_BIAS, OpCall, Role, Rule, Shaped, like
 from planner.operators.nest import dim_names, loop_nest, result_shapes
@@ -202,9 +203,12 @@ def _labels(call: OpCall) -> tuple[list[list[str]], list[str]]:
     return operands, [*dim_names("dots", spare), *sorted(label for label in set(flat) if flat.count(label) == 1)]
 
 
-def _pairwise_flops(operands: list[list[str]], result: list[str], sizes: dict[str, int]) -> float:
-    """Matrix work of contracting from left to right, a label summed as soon as nobody else needs it."""
-    total = 0.0
+def _pairwise_flops(operands: list[list[str]], result: list[str], sizes: dict[str, int]) -> list[float]:
+    """Matrix work of contracting from left to right, by operand after the first.
+
+    A label is summed as soon as nobody else needs it.
+    """
+    work = []
     have = set(operands[0])
     for index, labels in enumerate(operands[1:], start=1):
         later = set(result).union(*operands[index + 1 :])
@@ -212,13 +216,20 @@ def _pairwise_flops(operands: list[list[str]], result: list[str], sizes: dict[st
         summed = (have & other) - later
         have_only, other_only = have - other - later, other - have - later
         joined = (have - have_only) | (other - other_only)
-        if summed:
-            flops = 2.0
-            for label in joined:
-                flops *= sizes[label]
-            total += flops
+        work.append(2.0 * math.prod(sizes[label] for label in joined) if summed else 0.0)
         have = joined - summed
-    return total
+    return work
+
+
+def _gradients_of_einsum(call: OpCall, work: list[float]) -> tuple[float, float]:
+    """Matrix work of the gradients of activations and of parameters, each pairwise product's two by its own work."""
+    towards = [0.0, 0.0]
+    for position, flops in enumerate(work, start=1):
+        made_before = any(call.need(p) for p in range(position))
+        for operand, needed in ((position, call.need(position)), (position - 1, made_before)):
+            stored = operand in (0, position) and call.input(operand).kind is TensorKind.PARAMETER
+            towards[stored] += flops * needed
+    return towards[0], towards[1]
 
 
 def _kept_of_einsum(call: OpCall, operands: list[list[str]], result: list[str]) -> tuple[Saved, ...]:
@@ -249,11 +260,13 @@ def einsum(call: OpCall) -> OpSpec:
     shape_of = [dict(zip(labels, call.input(p).shape, strict=False)) for p, labels in enumerate(operands)]
     sizes = {label: max(s.get(label, 1) for s in shape_of) for labels in operands for label in labels}
     whole = " ".join(label for labels in (*operands, result) for label in labels if labels.count(label) > 1)
-    flops = _pairwise_flops(operands, result, sizes)
-    if flops:
+    work = _pairwise_flops(operands, result, sizes)
+    if any(work):
         kept = _kept_of_einsum(call, operands, result) if len(operands) == 2 else None
-        nest = call.nest(text, whole=whole, matrix_flops=flops, sizes=sizes)
-        return contraction(call, nest, saved=kept, kernels=max(1, len(operands) - 1))
+        nest = call.nest(text, whole=whole, matrix_flops=sum(work), sizes=sizes)
+        base = contraction(call, nest, saved=kept, kernels=len(work))
+        towards_inputs, towards_weights = _gradients_of_einsum(call, work)
+        return replace(base, input_grad_matrix_flops=towards_inputs, weight_grad_matrix_flops=towards_weights)
     others = {p for p in range(len(operands)) for q in range(len(operands)) if q != p and call.need(q)}
     volume = float(math.prod(sizes.values()))
     nest = call.nest(text, whole=whole, vector_flops=volume, sizes=sizes)
