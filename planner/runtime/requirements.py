@@ -136,11 +136,21 @@ def require_model(plan: Plan, model: ModelFile) -> None:
     parameters = {p.name: p for block in plan.block_table for p in block.parameters}
     for name, parameter in parameters.items():
         stored, shape = tuple(model.weights[name].dims), tuple(parameter.shape)
-        repeated = 2 * math.prod(shape) <= math.prod(stored)  # entries that the exporter repeated count once
-        if stored != shape and not repeated:
+        if stored != shape and not _repeats(stored, shape, plan.model.exported_batch):
             message = f"the weight {name!r} is {list(stored)}, in the plan {list(shape)}"
             raise PlanError(message, where=plan.model.name, hint=_OTHER_MODEL)
     require_legal(plan, model)
+
+
+def _repeats(stored: tuple[int, ...], shape: tuple[int, ...], batch: int) -> bool:
+    """Whether a file may hold the entries of a weight several times, which count once.
+
+    A weight of the given shape may be repeated for each sample of the file's batch; a table of which an exporter picked
+    entries is planned with as a row of them.
+    """
+    by_sample = len(stored) == len(shape) and all(a in (b, b * batch) for a, b in zip(stored, shape, strict=True))
+    picked = len(stored) == len(shape) and math.prod(shape) == shape[-1] and 2 * shape[-1] <= math.prod(stored)
+    return by_sample or picked
 
 
 def require_legal(plan: Plan, model: ModelFile) -> None:

@@ -161,13 +161,17 @@ class ShapeCosts:
     def least_work_s(self, outline: Outline, replicas: int, zero: int, cutoff_s: float) -> float:
         """Least seconds of one micro-batch in all blocks, of any cut that fits in memory and takes less than a cutoff.
 
-        Infinite if there is none. The workers' memory holds the state of all blocks, and of the activations what
-        `Schedule.kept_of_each` says; a worker that may take only so long keeps only so many. So that blocks keep as
-        much as possible, the state lies where activations are kept longest. O(workers), remembered.
+        The workers' memory holds the state of all blocks, and of the activations what `Schedule.kept_of_each` says; a
+        worker that may take only so long keeps only so many. So that blocks keep as much as possible, the state lies
+        where activations are kept longest. O(workers), remembered.
+
+        Infinite if there is none. Without a cutoff, which is to say while no plan is known, nothing is recomputed then:
+        the judge says what is lacking.
         """
         key = outline.keeping, replicas, zero, cutoff_s
         if key not in self._least_cache:
-            self._least_cache[key] = self._least_work_s(outline, replicas, zero, cutoff_s)
+            least_s = self._least_work_s(outline, replicas, zero, cutoff_s)
+            self._least_cache[key] = self.work_s if math.isinf(least_s) and math.isinf(cutoff_s) else least_s
         return self._least_cache[key]
 
     def _least_work_s(self, outline: Outline, replicas: int, zero: int, cutoff_s: float) -> float:

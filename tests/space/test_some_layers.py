@@ -16,7 +16,7 @@ from planner.space.evaluate_many import evaluate_many
 from planner.space.formulate import Formulator
 from planner.space.layers import Layers, layers_of_choice
 from planner.space.pricer import Pricer
-from planner.space.ranges import Ranges
+from planner.space.ranges import Ranges, least_added
 from planner.space.types import BlockCosts, Configuration, Evaluation, Job, StageChoice, Structure
 
 NAMES = ("wte", "h.0[1/2]", "h.0[2/2]", "h.1[1/2]", "h.1[2/2]", "h.2[1/2]", "h.2[2/2]", "lm_head")
@@ -44,7 +44,7 @@ def test_which_blocks_are_kept_behind_the_first_layers(start: int, stop: int, la
 def test_single_blocks_are_the_diagonal_of_all_ranges(choice: str) -> None:
     pricer = Pricer(planner.load_graph("gpt2"), planner.load_cluster("dgx-h100", devices=8), Job(64))
     for costs in (pricer.costs(2), *pricer.even_split(2), pricer.floors(2)[0][0]):
-        alone, ranges = Ranges(costs, alone=True), Ranges(costs)
+        alone, ranges = Ranges(costs, by_block=np.diagonal), Ranges(costs)
         pairs = [(alone, ranges, ("elements", "shard_elements", "update_s", "workspace_bytes", "saved_bytes"))]
         for whole_stages in (False, True):
             ways = (each.ways(choice, whole_stages=whole_stages) for each in (alone, ranges))
@@ -53,6 +53,17 @@ def test_single_blocks_are_the_diagonal_of_all_ranges(choice: str) -> None:
             for name in names:
                 diagonal = np.diagonal(getattr(several, name), axis1=-2, axis2=-1)
                 np.testing.assert_allclose(getattr(one, name), diagonal, rtol=1e-9, atol=1e-7)
+
+
+@pytest.mark.parametrize("choice", ["auto", "layers", "always", "layernorm"])
+def test_no_stage_keeps_less_than_its_blocks_add_at_the_least(choice: str) -> None:
+    pricer = Pricer(planner.load_graph("gpt2"), planner.load_cluster("dgx-h100", devices=8), Job(64))
+    for costs in (pricer.costs(2), *pricer.even_split(2)):
+        least, ranges = Ranges(costs, by_block=least_added), Ranges(costs)
+        for one, several in zip(least.ways(choice), ranges.ways(choice), strict=True):
+            sums = np.triu(np.cumsum(one.saved_bytes) - (np.cumsum(one.saved_bytes) - one.saved_bytes)[:, None])
+            assert (sums <= np.triu(several.saved_bytes) * (1 + 1e-9) + 1e-3).all()
+            assert sums[0, -1] >= 0.9 * several.saved_bytes[0, -1]
 
 
 @pytest.mark.parametrize(("start", "stop"), [(0, 8), (2, 6), (1, 7), (3, 8)])
