@@ -90,6 +90,7 @@ def solve_latency_by_list(search: Search) -> None:
     """Find a good plan and a lower bound; O(rounds (n + m) k)."""
     problem: LatencyProblem = search.problem
     search.space = SPACE
+    search.prove(min(float(problem.time_ms.min(axis=1).max()) * (1 - _ROUNDING), search.objective))
     search.prove(min(latency_bound(problem, search.deadline), search.objective))
     if math.isinf(search.bound):  # a node can run on no device
         return
