@@ -54,7 +54,6 @@ CONVENTIONS: tuple[Convention, ...] = (
     Convention("ModernBERT", r"(^|\.)embeddings\.tok_embeddings\b", r"(^|\.)decoder\b", True),
     Convention("XLNet", r"(^|\.)word_embedding\b", r"(^|\.)lm_loss\b", True),
     Convention("DistilBERT", r"embeddings\.word_embeddings\b", r"(^|\.)vocab_projector\b", True),
-    Convention("Mamba", r"(^|\.)backbone\.embeddings\b", r"(^|\.)lm_head\b", True),
     Convention("BLOOM", r"(^|\.)word_embeddings\b", r"(^|\.)lm_head\b", True),
     Convention("T5 1.1 and later", r"(^|\.)shared\b", r"(^|\.)lm_head\b", False, r"\bwi_0\b"),
     Convention("T5 1.0, BART", r"(^|\.)shared\b", r"(^|\.)lm_head\b", True),
