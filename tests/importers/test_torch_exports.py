@@ -184,4 +184,8 @@ def test_nameless_positions_count_where_their_numbers_look_learned(tmp_path: Pat
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         torch.onnx.export(Cut().eval(), (torch.randn(2, 6, 48),), file, dynamo=False, opset_version=17)
-    assert planner.load_graph(file).parameter_count() == 6 * 48 + 7 * 48 + 48 + 48 * 3 + 3
+    graph = planner.load_graph(file)
+    assert graph.parameter_count() == 6 * 48 + 7 * 48 + 48 + 48 * 3 + 3
+    said = [note.message for note in graph.report.notes if note.code == "tables-counted"]
+    assert len(said) == 1
+    assert "look drawn" in said[0]

@@ -78,6 +78,12 @@ def find_weights(graph: WorkGraph) -> None:
             f"quantised integer weights cannot be trained as they are; {len(frozen)} count as frozen",
             frozen[0].name,
         )
+    drawn = {use.stored: None for use in uses(graph) if use.stored in graph.weights and _is_nameless_table(graph, use)}
+    tables = [name for name in drawn if sum(size > 1 for size in graph.types[name].shape) > 1]
+    if tables:
+        elements = sum(graph.types[name].elements for name in tables)
+        message = f"nameless tables whose numbers look drawn count as parameters: {len(tables)} ({elements} elements)"
+        graph.info("tables-counted", message, tables[0])
 
 
 def restore_biases(graph: WorkGraph) -> None:
