@@ -137,7 +137,7 @@ def _arguments(plan: Plan) -> Iterator[tuple[str, tuple[str, ...]]]:
     yield "the model's layers and steps", tuple(_model(plan))
 
 
-def _pipeline(plan: Plan, degrees: readings.Degrees) -> Iterator[str]:
+def _pipeline(plan: Plan, degrees: readings.PlanDegrees) -> Iterator[str]:
     yield f"--pipeline-model-parallel-size {degrees.pipeline}"
     if len(plan.stages) > 1 and not hybrid_symbols(plan):
         yield f'--pipeline-model-parallel-layout "{layout(plan)}"'
@@ -153,7 +153,7 @@ def _group(plan: Plan) -> int:
     return int(plan.schedule.name.partition("group=")[2].partition(",")[0] or 0)
 
 
-def _zero(plan: Plan, degrees: readings.Degrees) -> Iterator[str]:
+def _zero(plan: Plan, degrees: readings.PlanDegrees) -> Iterator[str]:
     ranks = degrees.data * degrees.context
     sharded = plan.configuration.zero > 0
     if sharded or (ranks == 1 and (_narrow_weights(plan) or _moments(plan))):  # which it wants, also of one rank

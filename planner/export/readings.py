@@ -33,7 +33,7 @@ _CELLS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Degrees:
+class PlanDegrees:
     """Degrees of parallelism of a plan, as training frameworks count them.
 
     Attributes:
@@ -64,13 +64,13 @@ class Degrees:
         return self.tensor * self.context * self.data * self.pipeline
 
 
-def degrees(plan: Plan) -> Degrees:
+def degrees(plan: Plan) -> PlanDegrees:
     """Degrees of a plan whose stages are all divided alike."""
     choice, sharding, replicas = plan.configuration.stages[0], plan.sharding_of(0), len(plan.stages[0].replicas)
     axes, blocks = (sharding.axes, sharding.blocks) if sharding else ((), ())
     dealt = {name for entry in blocks for h in entry.holdings if h.what == "experts" for name in h.axes}
     workers = len(dict.fromkeys(stage.replicas for stage in plan.stages))
-    return Degrees(
+    return PlanDegrees(
         tensor=choice.ranks // (choice.context * choice.expert),
         context=choice.context,
         expert=math.prod(axis.size for axis in axes if axis.name in dealt),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from planner.runtime.jobs import fullest_rank as fullest_rank
     from planner.runtime.jobs import run as run
     from planner.runtime.launch import run_ranks as run_ranks
-    from planner.runtime.links import LinkFigures as LinkFigures
+    from planner.runtime.links import MeasuredLink as MeasuredLink
     from planner.runtime.links import measure_links as measure_links
     from planner.runtime.measuring import TorchRunner as TorchRunner
     from planner.runtime.model_file import read_model as read_model
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _WHERE = {
     "EXECUTED": "requirements",
     "GradientCheck": "jobs",
-    "LinkFigures": "links",
+    "MeasuredLink": "links",
     "RULES": "operators",
     "RankMemory": "jobs",
     "RunReport": "jobs",

@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: N812
 
 from planner.errors import UsageError
 from planner.plans import Plan
-from planner.runtime.device import Device, brought, seeded
+from planner.runtime.device import TrainingDevice, brought, seeded
 from planner.runtime.model_file import ModelFile
 from planner.runtime.operators import torch_type
 from planner.runtime.operators.kernels import cross_entropy
@@ -60,7 +60,7 @@ _LOOKS_THROUGH = ("Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Flatte
 class LateBatch(Mapping[str, torch.Tensor]):
     """A micro-batch on a device, which is drawn or read when a pass first looks at it: backwards mostly do not."""
 
-    def __init__(self, data: Data, iteration: int, micro_batch: int, device: Device) -> None:
+    def __init__(self, data: Data, iteration: int, micro_batch: int, device: TrainingDevice) -> None:
         self._data, self._number, self._device = data, (iteration, micro_batch), device
         self._held: Batch | None = None
 

@@ -64,7 +64,7 @@ def _keep_freed_memory() -> None:
         library.mallopt(_M_MMAP_MAX, 0)
 
 
-class Device:
+class TrainingDevice:
     """The machine's processor. Time is that of the rank's thread, so that ranks may share cores.
 
     Attributes:
@@ -138,7 +138,7 @@ class Device:
             Path("/proc/self/clear_refs").write_text("5")
 
 
-class CudaDevice(Device):
+class CudaDevice(TrainingDevice):
     """A GPU. Time is that between events of its stream; memory is what torch's allocator has handed out."""
 
     counts_waiting = True
@@ -176,7 +176,7 @@ class CudaDevice(Device):
         torch.cuda.reset_peak_memory_stats(self.name)
 
 
-class MetaDevice(Device):
+class MetaDevice(TrainingDevice):
     """Tensors without data: orders are run through, and their bytes counted as a GPU's allocator would; no values."""
 
     fused = False
@@ -239,11 +239,11 @@ class DeviceChoice:
         """How processes are started: forked, but for CUDA, which does not work in a fork of a process that used it."""
         return "spawn" if self.kind == "cuda" else "fork"
 
-    def open(self, local_rank: int) -> Device:
+    def open(self, local_rank: int) -> TrainingDevice:
         """The device of a rank, by its number on this machine."""
         if self.kind == "cuda":
             return CudaDevice(torch.device("cuda", local_rank % self.gpus), self.backend)
-        return MetaDevice() if self.kind == "meta" else Device(HOST, self.backend)
+        return MetaDevice() if self.kind == "meta" else TrainingDevice(HOST, self.backend)
 
 
 def choose(kind: str = AUTO, *, ranks: int = 1, backend: str = AUTO) -> DeviceChoice:
@@ -275,7 +275,7 @@ def choose(kind: str = AUTO, *, ranks: int = 1, backend: str = AUTO) -> DeviceCh
 class Clock:
     """Measures the actions of a rank in the time of its device, without what it waits for other ranks."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: TrainingDevice) -> None:
         self._device, self._word = device, ""
         self._since: Any = None
         self._pauses: list[tuple[Any, Any]] = []

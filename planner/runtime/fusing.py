@@ -71,7 +71,7 @@ class Repeat:
 
 
 @dataclass(frozen=True, slots=True)
-class Attention:
+class FusedAttention:
     """Attention that is written out: two products around a softmax.
 
     Attributes:
@@ -149,7 +149,7 @@ class Attention:
         return scale, mask
 
 
-Kernel: TypeAlias = Step | Repeat | Attention
+Kernel: TypeAlias = Step | Repeat | FusedAttention
 """What runs at once: an operator of the file, or several."""
 
 
@@ -189,7 +189,7 @@ class _Fusing:
             for name in dict.fromkeys(step.inputs):
                 self._readers.setdefault(name, []).append(step)
 
-    def attention(self, softmax: Step) -> Attention | None:
+    def attention(self, softmax: Step) -> FusedAttention | None:
         """The attention around a softmax over the last dimension; None where it is none."""
         if softmax.opset < 13 or int(softmax.attributes.get("axis", -1)) not in (-1, 2, 3):
             return None
@@ -208,7 +208,7 @@ class _Fusing:
                 name = next(n for n in step.inputs if n != number)
             operands.append(name)
         steps = self._in_order((*scaling, product, *(step for step, _ in between), softmax, *after))
-        return Attention(
+        return FusedAttention(
             steps, _operands(steps), steps[-1].outputs[:1], (operands[0], operands[1]), between, tuple(scaled),
             after[-1].inputs[1],
         )  # fmt: skip

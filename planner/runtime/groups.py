@@ -14,14 +14,14 @@ import torch
 import torch.distributed as dist
 
 from planner.errors import JobError
-from planner.runtime.device import Clock, Device
+from planner.runtime.device import Clock, TrainingDevice
 
 all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 """Gathers equal parts into one tensor; the first name is that since torch 2.13."""
 reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
-class Group:
+class RankGroup:
     """Ranks that exchange tensors, as one of them sees them. All calls are collective.
 
     Args:
@@ -106,7 +106,7 @@ class Group:
             return share.to(whole.device)
 
 
-class Exchange:
+class Communicator:
     """The exchanges of one rank.
 
     Args:
@@ -120,7 +120,7 @@ class Exchange:
         JobError: the number of processes is not that of the plan's ranks.
     """
 
-    def __init__(self, device: Device, rank: int, world: int, *, alone: bool = False) -> None:
+    def __init__(self, device: TrainingDevice, rank: int, world: int, *, alone: bool = False) -> None:
         self.device, self.rank, self.alone = device, rank, alone
         self.clock = Clock(device)
         self._directions: dict[tuple[int, int], Any] = {}
@@ -138,21 +138,21 @@ class Exchange:
         if not self.alone:
             dist.all_reduce(x, group=self.processes)
 
-    def groups(self, wanted: Iterable[tuple[int, ...]]) -> dict[tuple[int, ...], Group]:
+    def groups(self, wanted: Iterable[tuple[int, ...]]) -> dict[tuple[int, ...], RankGroup]:
         """The groups that this rank is in, by their ranks. A collective call of all ranks, with the same groups."""
         groups = {}
         for ranks in wanted:
             handle = None if self.alone else dist.new_group(list(ranks), backend=self.device.backend)
             if self.rank in ranks:
-                groups[ranks] = Group(handle, len(ranks), ranks.index(self.rank), self.device.wire, self.clock)
+                groups[ranks] = RankGroup(handle, len(ranks), ranks.index(self.rank), self.device.wire, self.clock)
                 if self._on_nccl:
                     groups[ranks].sum(torch.zeros(1, device=self.device.wire))
         return groups
 
     @property
-    def single(self) -> Group:
+    def single(self) -> RankGroup:
         """A group of this rank alone."""
-        return Group(None, 1, 0, self.device.wire, self.clock)
+        return RankGroup(None, 1, 0, self.device.wire, self.clock)
 
     @property
     def _on_nccl(self) -> bool:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from planner.runtime.device import Device
+from planner.runtime.device import TrainingDevice
 from planner.runtime.model_file import Step
 
 
@@ -24,7 +24,7 @@ class HostMemory:
         moved_bytes: bytes that were moved there.
     """
 
-    def __init__(self, operators: Collection[str], resident: Iterable[torch.Tensor], device: Device) -> None:
+    def __init__(self, operators: Collection[str], resident: Iterable[torch.Tensor], device: TrainingDevice) -> None:
         self._operators, self._device = operators, device
         self._resident = {place_of(x) for x in resident}
         self.moved_bytes = 0

@@ -12,7 +12,7 @@ from planner.errors import ModelError, ShardplanError
 from planner.plans import Plan
 from planner.runtime.device import HOST, brought, settled
 from planner.runtime.model_file import ModelFile, Step, read_model, require_rules
-from planner.runtime.operators import RULES, Call, Context, torch_type
+from planner.runtime.operators import RULES, Context, OperatorCall, torch_type
 
 Values = dict[str, torch.Tensor]
 
@@ -63,7 +63,7 @@ def run_step(step: Step, values: Mapping[str, torch.Tensor], context: Context) -
                 for k, v in attributes.items()
             }
         outputs = len(step.outputs)
-        call = Call(step.op, step.name, inputs, attributes, outputs, step.opset, context, given)
+        call = OperatorCall(step.op, step.name, inputs, attributes, outputs, step.opset, context, given)
         with context.keeping(step.name):
             result = RULES[step.op](call)
     except ShardplanError:

@@ -16,7 +16,7 @@ from planner.plans import Plan
 from planner.plans.readings import unit_sizes
 from planner.play import weight_part_s
 from planner.runtime.data import Data, data_by_name, loss_by_name
-from planner.runtime.device import Device, DeviceChoice, choose
+from planner.runtime.device import DeviceChoice, TrainingDevice, choose
 from planner.runtime.launch import Link, in_process, run_ranks, scratch
 from planner.runtime.model_file import ModelFile, read_model
 from planner.runtime.reference import gradient_error, reference
@@ -302,7 +302,7 @@ def _check(training: _Training, choice: DeviceChoice, timeout_s: float) -> Gradi
     return GradientCheck(sum(r["loss"] for r in results), results[0]["expected"], errors, tuple(computed_whole))
 
 
-def _whole_model(training: _Training, device: Device) -> dict[str, Any]:
+def _whole_model(training: _Training, device: TrainingDevice) -> dict[str, Any]:
     """Loss and gradients of the unpartitioned model."""
     loss = loss_by_name(training.loss, training.plan)
     found = reference(training.plan, training.model, training.feed(), loss, device, seed=training.seed)

@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from planner.errors import RunError, ShardplanError
 from planner.plans import Plan
-from planner.runtime.device import Device, DeviceChoice
+from planner.runtime.device import DeviceChoice, TrainingDevice
 from planner.runtime.orders import sequences
 
 Body = Callable[[int, "Link"], Any]
@@ -45,7 +45,7 @@ class Link:
     places: Any
     pipe: multiprocessing.connection.Connection
     rank: int
-    device: Device = field(default_factory=Device)
+    device: TrainingDevice = field(default_factory=TrainingDevice)
 
     def at(self, place: int, text: str) -> None:
         """Report the action that comes next."""
@@ -264,7 +264,7 @@ def scratch(name: str) -> Iterator[Path]:
         yield Path(folder)
 
 
-def in_process(body: Callable[[Device], Mapping[str, Any]], path: Path, choice: DeviceChoice) -> None:
+def in_process(body: Callable[[TrainingDevice], Mapping[str, Any]], path: Path, choice: DeviceChoice) -> None:
     """Run a function in another process on a device and save the tensors that it returns to a file.
 
     Raises:
@@ -288,7 +288,7 @@ def in_process(body: Callable[[Device], Mapping[str, Any]], path: Path, choice: 
         raise error_or_none
 
 
-def _saved(body: Callable[[Device], Mapping[str, Any]], path: Path, choice: DeviceChoice, sender: Any) -> None:  # noqa: ANN401
+def _saved(body: Callable[[TrainingDevice], Mapping[str, Any]], path: Path, choice: DeviceChoice, sender: Any) -> None:  # noqa: ANN401
     """Run the body of `in_process`, save what it returns, and send None, or the error."""
     try:
         device = choice.open(0)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from planner.errors import PlanError
-from planner.runtime.groups import Group
+from planner.runtime.groups import RankGroup
 
 _PART = re.compile(r"R|P|S([0-9]+)(?:~([0-9]+))?")
 
@@ -88,7 +88,7 @@ def gradient_at_rest(value: Layout, gradient: Layout) -> Layout:
 
 
 @dataclass(frozen=True)
-class Mesh:
+class RankMesh:
     """The mesh of a group of ranks, as one of them sees it.
 
     Attributes:
@@ -99,7 +99,7 @@ class Mesh:
 
     sizes: tuple[int, ...] = ()
     place: int = 0
-    lines: tuple[Group, ...] = ()
+    lines: tuple[RankGroup, ...] = ()
 
     @property
     def axes(self) -> int:
@@ -122,7 +122,7 @@ def _sizes(size: int, count: int) -> list[int]:
     return [max(0, min(each, size - at * each)) for at in range(count)]
 
 
-def local_shape(shape: Sequence[int], layout: Layout, mesh: Mesh) -> tuple[int, ...]:
+def local_shape(shape: Sequence[int], layout: Layout, mesh: RankMesh) -> tuple[int, ...]:
     """Shape of a rank's piece of a tensor."""
     sizes = list(shape)
     for part, count, at in zip(layout, mesh.sizes, mesh.coordinates, strict=True):
@@ -131,7 +131,7 @@ def local_shape(shape: Sequence[int], layout: Layout, mesh: Mesh) -> tuple[int, 
     return tuple(sizes)
 
 
-def piece_start(shape: Sequence[int], layout: Layout, mesh: Mesh, dim: int) -> int:
+def piece_start(shape: Sequence[int], layout: Layout, mesh: RankMesh, dim: int) -> int:
     """The first index of a rank's piece along a dimension that is cut in one run."""
     start, size = 0, shape[dim]
     for part, count, at in zip(layout, mesh.sizes, mesh.coordinates, strict=True):
@@ -148,7 +148,7 @@ def _cut(x: torch.Tensor, part: AxisLayout, count: int, at: int) -> torch.Tensor
     return torch.cat(pieces, part.dim) if len(pieces) > 1 else pieces[0]
 
 
-def _gather(x: torch.Tensor, part: AxisLayout, size: int, line: Group) -> torch.Tensor:
+def _gather(x: torch.Tensor, part: AxisLayout, size: int, line: RankGroup) -> torch.Tensor:
     """Gather all pieces along a mesh axis; `size` is the size of the dimension afterwards."""
     sizes = [part.runs * n for n in _sizes(size // part.runs, line.size)]
     longest = max(sizes)
@@ -163,7 +163,7 @@ def _gather(x: torch.Tensor, part: AxisLayout, size: int, line: Group) -> torch.
     return torch.cat([run[k] for k in range(part.runs) for run in split], part.dim)
 
 
-def change(x: torch.Tensor, source: Layout, target: Layout, shape: Sequence[int], mesh: Mesh) -> torch.Tensor:
+def change(x: torch.Tensor, source: Layout, target: Layout, shape: Sequence[int], mesh: RankMesh) -> torch.Tensor:
     """Move a tensor to another layout: this rank's piece of it there. A collective call.
 
     Partial sums are added up, then dimensions that are sharded otherwise are gathered (innermost axis first), then
@@ -209,7 +209,7 @@ def change(x: torch.Tensor, source: Layout, target: Layout, shape: Sequence[int]
     return x
 
 
-def _moves_alone(now: Sequence[AxisLayout], target: Layout, axis: int, x: torch.Tensor, mesh: Mesh) -> bool:
+def _moves_alone(now: Sequence[AxisLayout], target: Layout, axis: int, x: torch.Tensor, mesh: RankMesh) -> bool:
     """Whether an axis cuts another dimension than before into equal pieces, and no other axis cuts either of them."""
     before, after = now[axis], target[axis]
     if before.kind != "S" or after.kind != "S" or before.dim == after.dim or before.runs * after.runs != 1:
@@ -219,7 +219,7 @@ def _moves_alone(now: Sequence[AxisLayout], target: Layout, axis: int, x: torch.
     return others.isdisjoint((before.dim, after.dim)) and all(size % mesh.sizes[axis] == 0 for size in sizes)
 
 
-def _exchanged(x: torch.Tensor, before: int, after: int, line: Group) -> torch.Tensor:
+def _exchanged(x: torch.Tensor, before: int, after: int, line: RankGroup) -> torch.Tensor:
     """Move a tensor that is cut along one dimension to one that is cut along another, each rank a piece to each."""
     shape = list(x.shape)
     shape[after] //= line.size
@@ -235,7 +235,7 @@ class _Change(torch.autograd.Function):  # type: ignore[misc]
     def forward(
         ctx: Any,  # noqa: ANN401
         x: torch.Tensor, there: tuple[Layout, Layout], back: tuple[Layout, Layout],
-        shape: tuple[int, ...], mesh: Mesh,
+        shape: tuple[int, ...], mesh: RankMesh,
     ) -> torch.Tensor:  # fmt: skip
         ctx.back, ctx.shape, ctx.mesh = back, shape, mesh
         y = change(x, *there, shape, mesh)
@@ -247,7 +247,7 @@ class _Change(torch.autograd.Function):  # type: ignore[misc]
 
 
 def relaid(
-    x: torch.Tensor, there: tuple[Layout, Layout], back: tuple[Layout, Layout], shape: Sequence[int], mesh: Mesh
+    x: torch.Tensor, there: tuple[Layout, Layout], back: tuple[Layout, Layout], shape: Sequence[int], mesh: RankMesh
 ) -> torch.Tensor:
     """Move a tensor to another layout such that its gradient moves back in the backward.
 

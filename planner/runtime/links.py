@@ -29,7 +29,7 @@ _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 @dataclass(frozen=True, slots=True)
-class LinkFigures:
+class MeasuredLink:
     """Measured times of messages and collectives.
 
     Attributes:
@@ -55,7 +55,7 @@ class LinkFigures:
         return LinkSketch(self.backend, byte_per_s, 1, self.ranks, latency_s, 1.0, source=source, measured=rows)
 
 
-def measure_links(ranks: int, *, on_gpus: bool = False, runs_of: Mapping[int, int] = RUNS_OF) -> LinkFigures:
+def measure_links(ranks: int, *, on_gpus: bool = False, runs_of: Mapping[int, int] = RUNS_OF) -> MeasuredLink:
     """Measure messages and all collectives that plans use, among processes of this machine. Takes some seconds.
 
     Args:
@@ -79,7 +79,7 @@ def measure_links(ranks: int, *, on_gpus: bool = False, runs_of: Mapping[int, in
             raise RunError(reason, where="measuring links", hint="--debug shows the traceback") from error
         seconds, machine = pickle.loads((Path(folder) / "found").read_bytes())
     collectives_s = {kind: by_bytes for kind, by_bytes in seconds.items() if kind != PING}
-    return LinkFigures("nccl" if on_gpus else "gloo", ranks, seconds[PING], collectives_s, machine)
+    return MeasuredLink("nccl" if on_gpus else "gloo", ranks, seconds[PING], collectives_s, machine)
 
 
 @contextlib.contextmanager

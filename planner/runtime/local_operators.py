@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from planner.runtime.layouts import Layout, Mesh, local_shape, piece_start
+from planner.runtime.layouts import Layout, RankMesh, local_shape, piece_start
 from planner.runtime.model_file import Step
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -35,7 +35,7 @@ class CutOperator:
     reads: tuple[Layout, ...]
     writes: tuple[Layout, ...]
     shapes: Shapes
-    mesh: Mesh
+    mesh: RankMesh
     values: tuple[torch.Tensor | None, ...] = ()
 
     def cut_dims(self, layout: Layout) -> set[int]:

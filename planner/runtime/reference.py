@@ -9,7 +9,7 @@ import torch
 
 from planner.plans import Plan
 from planner.runtime.data import Data, LateBatch, Loss
-from planner.runtime.device import Device, settled
+from planner.runtime.device import TrainingDevice, settled
 from planner.runtime.interpreter import Values, run
 from planner.runtime.model_file import ModelFile, require_rules
 from planner.runtime.operators import Context
@@ -29,7 +29,7 @@ class Reference:
 
 
 def reference(
-    plan: Plan, model: ModelFile, data: Data, loss: Loss, device: Device, *, dtype: torch.dtype = torch.float64,
+    plan: Plan, model: ModelFile, data: Data, loss: Loss, device: TrainingDevice, *, dtype: torch.dtype = torch.float64,
     seed: int = 0,
 ) -> Reference:  # fmt: skip
     """Run all micro-batches of one iteration through the unpartitioned graph, for its loss and gradients.

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
-from planner.runtime.device import Device
-from planner.runtime.groups import Group
+from planner.runtime.device import TrainingDevice
+from planner.runtime.groups import RankGroup
 from planner.runtime.host import place_of
 from planner.runtime.interpreter import Values
 
@@ -36,7 +36,7 @@ class Row:
         summed: gradients after the exchange between replicas: of the share, or of all weights; None before.
     """
 
-    def __init__(self, pieces: Values, *, device: Device, group: Group | None, apart: bool) -> None:
+    def __init__(self, pieces: Values, *, device: TrainingDevice, group: RankGroup | None, apart: bool) -> None:
         self._device, self._group, self.apart = device, group, apart
         ranks, self._place = (group.size, group.place) if group else (1, 0)
         self.shapes = {name: tuple(x.shape) for name, x in pieces.items()}

@@ -8,7 +8,7 @@ from planner.errors import PlanError
 from planner.plans import Plan
 from planner.runtime.interpreter import run_without_data
 from planner.runtime.model_file import ModelFile
-from planner.runtime.sequence_rules import Cut, Cuts, Placement, Read, Site, read_of
+from planner.runtime.sequence_rules import Cuts, CutTensor, DimCut, Read, Site, read_of
 
 
 class SequenceCuts:
@@ -39,14 +39,14 @@ class SequenceCuts:
         tensors = run_without_data(plan, model, lambda name: name not in trained, dtype)
         self.shapes = {name: tuple(x.shape) for name, x in tensors.items()}
         self.constants = {name: x for name, x in tensors.items() if not x.is_meta}
-        self.placed: dict[str, Placement] = {
-            spec.name: Placement({1: Cut()})
+        self.placed: dict[str, CutTensor] = {
+            spec.name: CutTensor({1: DimCut()})
             for spec in plan.model.inputs
             if len(spec.shape) > 1 and spec.shape[1] == self.length
         }
         self.read: dict[str, Read] = {}
         for step in model.cone([spec.name for spec in plan.model.outputs], model.inputs):
-            placed = tuple(self.placed.get(name, Placement()) for name in step.inputs)
+            placed = tuple(self.placed.get(name, CutTensor()) for name in step.inputs)
             site = Site(step, placed, self.length, self.shapes, self.constants)
             if step.op.startswith("Random"):
                 raise site.refuse("it draws other numbers for each micro-batch")
@@ -60,7 +60,7 @@ class SequenceCuts:
         """The cuts of a tensor; none where it is whole."""
         return self.placed[name].cuts if name in self.placed else {}
 
-    def span(self, cut: Cut, part: int) -> tuple[int, int]:
+    def span(self, cut: DimCut, part: int) -> tuple[int, int]:
         """First position and number of positions of a part in one sequence of a cut dimension."""
         each = self.length // self.parts
         return (0, (part + 1) * each) if cut.past else (part * each, each)
@@ -72,7 +72,7 @@ class SequenceCuts:
             sizes[dim] = cut.sequences * self.span(cut, part)[1]
         return tuple(sizes)
 
-    def taken(self, x: torch.Tensor, dim: int, cut: Cut, part: int) -> torch.Tensor:
+    def taken(self, x: torch.Tensor, dim: int, cut: DimCut, part: int) -> torch.Tensor:
         """Take the positions of a part from a dimension that holds the whole sequence."""
         first, count = self.span(cut, part)
         if cut.sequences == 1:

@@ -14,7 +14,7 @@ from planner.runtime.modules import Module, find_modules
 from planner.runtime.operators import Context
 from planner.runtime.operators.attention import window
 from planner.runtime.sequence_cuts import SequenceCuts
-from planner.runtime.sequence_rules import Cut, Cuts
+from planner.runtime.sequence_rules import Cuts, DimCut
 from planner.runtime.stages import StageProgram
 
 Carried = Mapping[str, Sequence[torch.Tensor]]
@@ -155,7 +155,7 @@ def _mask_later(
         after = 0
     if after < 0 and before < 0:
         return
-    first, count = cuts.span(next(iter(queries.values()), Cut()), part)
+    first, count = cuts.span(next(iter(queries.values()), DimCut()), part)
     device = next((x.device for x in operands if x is not None), None)
     queries_at, keys_at = (torch.arange(at, first + count, device=device) for at in (first, 0))
     seen = window(queries_at, keys_at, before, after)

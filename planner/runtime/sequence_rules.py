@@ -24,7 +24,7 @@ _MASKED = -5e3
 """Attention scores of this or less give a probability of exactly 0, also in float64."""
 
 
-class Cut(NamedTuple):
+class DimCut(NamedTuple):
     """Which positions of the sequence a dimension holds while a part is computed.
 
     Attributes:
@@ -36,12 +36,12 @@ class Cut(NamedTuple):
     sequences: int = 1
 
 
-Cuts = Mapping[int, Cut]
+Cuts = Mapping[int, DimCut]
 """By dimension, how it is cut; other dimensions are not."""
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class CutTensor:
     """How a tensor is cut while a part is computed.
 
     Attributes:
@@ -58,7 +58,7 @@ class Read(NamedTuple):
     """How an operator reads its operands and how its results are cut, both by position."""
 
     operands: tuple[Cuts, ...]
-    results: tuple[Placement, ...]
+    results: tuple[CutTensor, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Site:
     """
 
     step: Step
-    placed: tuple[Placement, ...]
+    placed: tuple[CutTensor, ...]
     length: int
     shapes: Mapping[str, tuple[int, ...]]
     constants: Mapping[str, torch.Tensor]
@@ -113,11 +113,11 @@ class Site:
         if set(self.cuts(position)) & set(dims):
             raise self.refuse("it works across positions")
 
-    def as_read(self, *results: Placement) -> Read:
+    def as_read(self, *results: CutTensor) -> Read:
         """Operands are read as they lie."""
         return Read(tuple(place.cuts for place in self.placed), results or self.same())
 
-    def same(self) -> tuple[Placement, ...]:
+    def same(self) -> tuple[CutTensor, ...]:
         """All results lie as the first operand."""
         return (self.placed[0],) * len(self.step.outputs)
 
@@ -145,7 +145,7 @@ def read_of(site: Site) -> Read:
     return _RULES[site.step.op](site)
 
 
-def _joined(site: Site, *cuts: Cut | None) -> Cut | None:
+def _joined(site: Site, *cuts: DimCut | None) -> DimCut | None:
     """The cut of a dimension that several operands share; it holds earlier positions if one of the operands does."""
     known = {cut for cut in cuts if cut is not None}
     if len({cut.sequences for cut in known}) > 1:
@@ -153,9 +153,9 @@ def _joined(site: Site, *cuts: Cut | None) -> Cut | None:
     return max(known, default=None)
 
 
-def _broadcast(site: Site, positions: Sequence[int], shape: Sequence[int]) -> tuple[dict[int, Cuts], dict[int, Cut]]:
+def _broadcast(site: Site, positions: Sequence[int], shape: Sequence[int]) -> tuple[dict[int, Cuts], dict[int, DimCut]]:
     """Cuts of broadcast operands by position, and of their result; dimensions are aligned at the last."""
-    joined: dict[int, Cut] = {}
+    joined: dict[int, DimCut] = {}
     for d in range(len(shape)):
         at = [(p, d - len(shape) + len(site.shape(p))) for p in positions]
         cut = _joined(site, *(site.cuts(p).get(dim) for p, dim in at if dim >= 0))
@@ -172,7 +172,7 @@ def _broadcast(site: Site, positions: Sequence[int], shape: Sequence[int]) -> tu
 def _elementwise(site: Site) -> Read:
     present = [p for p, name in enumerate(site.step.inputs) if name]
     operands, cuts = _broadcast(site, present, site.result_shape())
-    result = Placement(cuts, _later(site, cuts))
+    result = CutTensor(cuts, _later(site, cuts))
     return Read(
         tuple(operands.get(p, {}) for p in range(len(site.step.inputs))), (result,) * len(site.step.outputs)
     )  # fmt: skip
@@ -229,18 +229,18 @@ def _matmul(site: Site) -> Read:
     if min(ranks) < 2:
         raise site.refuse("an operand is a vector")
     left, right = ({d - rank: cut for d, cut in site.cuts(p).items()} for p, rank in enumerate(ranks))
-    reads: list[dict[int, Cut]] = [dict(left), dict(right)]
+    reads: list[dict[int, DimCut]] = [dict(left), dict(right)]
     inner = _joined(site, left.get(-1), right.get(-2))
     if inner is not None:
         if not inner.past or site.placed[0].later != "zero" or -1 not in left:
             raise site.refuse("it sums over positions that no causal mask hides")
         reads[1][-2] = inner
-    results: dict[int, Cut] = {}
+    results: dict[int, DimCut] = {}
     if -2 in left:
         results[-2] = left[-2]
     if -1 in right:
         results[-1] = reads[1][-1] = right[-1]._replace(past=-2 in left or right[-1].past)
-    if results.get(-2, Cut()).past:
+    if results.get(-2, DimCut()).past:
         raise site.refuse("its rows are keys and its columns queries")
     rank = max(ranks)
     for d in range(-rank, -2):
@@ -251,7 +251,7 @@ def _matmul(site: Site) -> Read:
                 if ranks[p] >= -d and site.shape(p)[d] > 1:
                     reads[p][d] = cut
     operands = tuple({d + n: cut for d, cut in own.items()} for own, n in zip(reads, ranks, strict=True))
-    return Read(operands, (Placement({d + rank: cut for d, cut in results.items()}),))
+    return Read(operands, (CutTensor({d + rank: cut for d, cut in results.items()}),))
 
 
 @_rule("Gemm")
@@ -264,20 +264,20 @@ def _gemm(site: Site) -> Read:
     if len(site.step.inputs) > 2:
         tall = len(site.shape(2)) == 2 and site.shape(2)[0] > 1
         operands.append({0: cut} if tall else {})
-    return Read(tuple(operands), (Placement({0: cut}),))
+    return Read(tuple(operands), (CutTensor({0: cut}),))
 
 
 @_rule("Transpose")
 def _transpose(site: Site) -> Read:
     order = site.step.attributes.get("perm") or list(range(len(site.shape(0))))[::-1]
-    return site.as_read(Placement({order.index(d): cut for d, cut in site.cuts(0).items()}))
+    return site.as_read(CutTensor({order.index(d): cut for d, cut in site.cuts(0).items()}))
 
 
 @_rule("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 def _reshape(site: Site) -> Read:
     """The sequence stays one dimension, perhaps with samples merged into it or divided from it."""
     before, after = site.shape(0), site.result_shape()
-    cuts: dict[int, Cut] = {}
+    cuts: dict[int, DimCut] = {}
     for d, cut in site.cuts(0).items():
         outside = math.prod(before[:d]) * cut.sequences
         for e, size in enumerate(after):
@@ -287,13 +287,13 @@ def _reshape(site: Site) -> Read:
                 break
         else:
             raise site.refuse("it merges positions with what lies inside them, or divides them")
-    return site.as_read(Placement(cuts))
+    return site.as_read(CutTensor(cuts))
 
 
 @_rule("Expand")
 def _expand(site: Site) -> Read:
     offset = len(site.result_shape()) - len(site.shape(0))
-    return site.as_read(Placement({d + offset: cut for d, cut in site.cuts(0).items()}))
+    return site.as_read(CutTensor({d + offset: cut for d, cut in site.cuts(0).items()}))
 
 
 @_rule("Split", "Slice", "Concat", "SwiGLU")
@@ -311,7 +311,7 @@ def _along_an_axis(site: Site) -> Read:
     positions = range(len(site.step.inputs))
     joined = {d: _joined(site, *(site.cuts(p).get(d) for p in positions)) for d in range(rank)}
     cuts = {d: cut for d, cut in joined.items() if cut is not None}
-    return Read((cuts,) * len(positions), (Placement(cuts),))
+    return Read((cuts,) * len(positions), (CutTensor(cuts),))
 
 
 @_rule("Gather")
@@ -320,7 +320,7 @@ def _gather(site: Site) -> Read:
     site.uncut(0, [axis])
     cuts = {d if d < axis else d + places - 1: cut for d, cut in site.cuts(0).items()}
     cuts.update({axis + d: cut for d, cut in site.cuts(1).items()})
-    return site.as_read(Placement(cuts))
+    return site.as_read(CutTensor(cuts))
 
 
 @_rule("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSumSquare", "ReduceL2")
@@ -330,7 +330,7 @@ def _reduction(site: Site) -> Read:
     site.uncut(0, gone)
     kept = bool(site.step.attributes.get("keepdims", 1))
     return site.as_read(
-        Placement({d - (0 if kept else sum(g < d for g in gone)): cut for d, cut in site.cuts(0).items()})
+        CutTensor({d - (0 if kept else sum(g < d for g in gone)): cut for d, cut in site.cuts(0).items()})
     )
 
 
@@ -346,11 +346,11 @@ def _softmax(site: Site) -> Read:
     rank = len(site.shape(0))
     axis = site.axis(-1 if site.step.opset >= 13 else 1, rank)
     if axis not in site.cuts(0) and site.step.opset >= 13:
-        return site.as_read(Placement(site.cuts(0)))
+        return site.as_read(CutTensor(site.cuts(0)))
     place = site.placed[0]
     if site.step.op != "Softmax" or site.step.opset < 13 or place.later != "masked":
         raise site.refuse("no constant causal mask hides later positions from it")
-    return site.as_read(Placement(place.cuts, "zero"))
+    return site.as_read(CutTensor(place.cuts, "zero"))
 
 
 @_rule("RotaryEmbedding")
@@ -362,7 +362,7 @@ def _rotary(site: Site) -> Read:
     by_number = len(site.step.inputs) > 3
     rows = {1: site.cuts(0)[at]}
     operands: list[Cuts] = [site.cuts(0), *([{}, {}] if by_number else [rows, rows])]
-    return Read(tuple([*operands, rows] if by_number else operands), (Placement(site.cuts(0)),))
+    return Read(tuple([*operands, rows] if by_number else operands), (CutTensor(site.cuts(0)),))
 
 
 @_rule("Attention", "com.microsoft.GroupQueryAttention")
@@ -386,7 +386,7 @@ def _attention(site: Site) -> Read:
         wanted = {rank - 2: cut, rank - 1: cut._replace(past=True)}
         operands.append({d: c for d, c in wanted.items() if shape[d] > 1})
     operands += [{}] * (len(site.step.inputs) - len(operands))
-    return Read(tuple(operands), (Placement({at: cut}),))
+    return Read(tuple(operands), (CutTensor({at: cut}),))
 
 
 def _hides_later(site: Site, position: int) -> bool:

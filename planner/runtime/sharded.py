@@ -19,7 +19,7 @@ from planner.runtime.interpreter import Values, run, run_step
 from planner.runtime.layouts import (
     AxisLayout,
     Layout,
-    Mesh,
+    RankMesh,
     change,
     gradient_as_read,
     gradient_as_written,
@@ -99,7 +99,7 @@ class ShardedStage:
         modules: operators that run again in backward.
     """
 
-    def __init__(self, plan: Plan, program: StageProgram, mesh: Mesh, shapes: Shapes) -> None:
+    def __init__(self, plan: Plan, program: StageProgram, mesh: RankMesh, shapes: Shapes) -> None:
         self._plan, self._program, self._mesh = plan, program, mesh
         self._shapes = shapes
         self._whole = whole(mesh.axes)

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import torch
 
-from planner.runtime.groups import Group
+from planner.runtime.groups import RankGroup
 
 
 class _SharedCrossEntropy(torch.autograd.Function):  # type: ignore[misc]
@@ -19,7 +19,7 @@ class _SharedCrossEntropy(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(
         ctx: Any,  # noqa: ANN401
-        logits: torch.Tensor, labels: torch.Tensor, ignored: int, first: int, line: Group,
+        logits: torch.Tensor, labels: torch.Tensor, ignored: int, first: int, line: RankGroup,
     ) -> torch.Tensor:  # fmt: skip
         largest = line.gather(logits.amax(1)).amax(0).unsqueeze(1)
         logs = logits - largest
@@ -43,7 +43,7 @@ class _SharedCrossEntropy(torch.autograd.Function):  # type: ignore[misc]
 
 
 def shared_cross_entropy(
-    logits: torch.Tensor, labels: torch.Tensor, ignored: int, first: int, line: Group
+    logits: torch.Tensor, labels: torch.Tensor, ignored: int, first: int, line: RankGroup
 ) -> torch.Tensor:
     """Mean cross entropy, the same on all ranks of a group. A collective call.
 

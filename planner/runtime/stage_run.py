@@ -10,17 +10,17 @@ from typing import Any
 import torch
 
 from planner.runtime.data import Batch, Loss
-from planner.runtime.device import Device
+from planner.runtime.device import TrainingDevice
 from planner.runtime.host import HostMemory, moved
 from planner.runtime.interpreter import Values
-from planner.runtime.layouts import Mesh
+from planner.runtime.layouts import RankMesh
 from planner.runtime.model_file import ModelFile
 from planner.runtime.modules import Again, KeptTensors, Module
 from planner.runtime.operators import Context
 from planner.runtime.sequence_parts import PartedStage
 from planner.runtime.sharded import ShardedStage
 from planner.runtime.split_backward import End, gradients_in_place
-from planner.runtime.stages import Pass, StageProgram, WholeStage
+from planner.runtime.stages import PassState, StageProgram, WholeStage
 from planner.runtime.transfers import Unit
 from planner.runtime.weights import StageWeights
 
@@ -39,7 +39,7 @@ class PassSettings:
     """
 
     model: ModelFile
-    device: Device
+    device: TrainingDevice
     loss: Loss
     dtype: torch.dtype
     seed: int
@@ -73,14 +73,14 @@ class StageRun:
     tied: StageWeights
     constants: Values
     replica: int
-    mesh: Mesh
+    mesh: RankMesh
     whole_stage: WholeStage
     sharded: ShardedStage | None
     parted: PartedStage | None
     splits: bool
     repeats: bool
     offloads: bool
-    passes: dict[Unit, Pass] = field(default_factory=dict)
+    passes: dict[Unit, PassState] = field(default_factory=dict)
 
     def whole(self, name: str, piece: torch.Tensor, shape: Sequence[int], *, gradient: bool = False) -> torch.Tensor:
         """Gather a tensor, or its gradient, from the pieces of the group's ranks (`ShardedStage.whole`)."""
@@ -90,7 +90,7 @@ class StageRun:
         """This rank's piece of a whole tensor, or of its gradient."""
         return x if self.sharded is None else self.sharded.piece(name, x, gradient=gradient)
 
-    def forward(self, current: Pass, batch: Batch, version: int) -> torch.Tensor | None:
+    def forward(self, current: PassState, batch: Batch, version: int) -> torch.Tensor | None:
         """Run the forward of a micro-batch, or of a part of it.
 
         Args:
@@ -115,7 +115,7 @@ class StageRun:
             loss = self.rerun(current, batch)
         return loss.detach() if loss is not None and self.mesh.place == 0 else None
 
-    def rerun(self, current: Pass, batch: Batch) -> torch.Tensor | None:
+    def rerun(self, current: PassState, batch: Batch) -> torch.Tensor | None:
         """Run a forward and keep what its backward needs; the stage's inputs may lie in the host's memory."""
         if current.on_host:
             from_host = self.settings.device.from_host
@@ -125,7 +125,7 @@ class StageRun:
         current.ends = {name: torch.autograd.graph.get_gradient_edge(x) for name, x in sent.items() if x.requires_grad}
         return current.loss
 
-    def _run(self, current: Pass, batch: Batch) -> tuple[Values, torch.Tensor | None]:
+    def _run(self, current: PassState, batch: Batch) -> tuple[Values, torch.Tensor | None]:
         settings, program = self.settings, self.program
         named = {name: current.parameters[parameter] for name, parameter in program.parameters.items()}
         values = {**self.constants, **current.received, **named}
@@ -138,7 +138,7 @@ class StageRun:
         stage = self.sharded or self.whole_stage
         return stage.run(values, batch, settings.loss, self._context(current, stage.modules, stage.again))
 
-    def _context(self, current: Pass, modules: Sequence[Module[Any]], again: Again) -> Context:
+    def _context(self, current: PassState, modules: Sequence[Module[Any]], again: Again) -> Context:
         settings, program = self.settings, self.program
         moving = program.offloaded.union(program.repeated.operators if program.repeated.inputs_on_host else ())
         resident = (*current.parameters.values(), *self.constants.values())
@@ -159,7 +159,7 @@ class StageRun:
             context = replace(context, keeping=kept.keeping, begin=kept.begin, end=kept.end)
         return context
 
-    def backward(self, current: Pass, *, split: bool) -> None:
+    def backward(self, current: PassState, *, split: bool) -> None:
         """Give each received tensor and those of earlier parts their gradients; add up those of weights, unless split.
 
         What the pass kept is let go as autograd reaches it, so only tensors that hold nothing of it may outlive this.
@@ -181,13 +181,13 @@ class StageRun:
         }
         self._add_to_earlier_parts(current, dict(zip(earlier, found[len(received) :], strict=False)))
 
-    def weight_gradients(self, current: Pass) -> None:
+    def weight_gradients(self, current: PassState) -> None:
         """Add up the gradients of weights that a split backward left."""
         for of_weights in current.waiting.second_half(current.parameters):
             self.weights.add(of_weights)
             self.tied.add(of_weights)
 
-    def _backward_ends(self, current: Pass) -> tuple[list[End], list[torch.Tensor]]:
+    def _backward_ends(self, current: PassState) -> tuple[list[End], list[torch.Tensor]]:
         """Where a backward begins, and the gradients there."""
         ends: list[End] = []
         seeds = []
@@ -213,7 +213,9 @@ class StageRun:
             for name in parted.carried
         }
 
-    def _add_to_earlier_parts(self, current: Pass, gradients: Mapping[tuple[str, int], torch.Tensor | None]) -> None:
+    def _add_to_earlier_parts(
+        self, current: PassState, gradients: Mapping[tuple[str, int], torch.Tensor | None]
+    ) -> None:
         """Add a part's gradients of the tensors that it read of earlier parts to the passes of those parts.
 
         Args:
@@ -226,7 +228,7 @@ class StageRun:
                 totals[name] = gradient if name not in totals else totals[name] + gradient
 
 
-def _leaves_of_earlier_parts(current: Pass) -> dict[tuple[str, int], torch.Tensor]:
+def _leaves_of_earlier_parts(current: PassState) -> dict[tuple[str, int], torch.Tensor]:
     """Tensors of earlier parts that need a gradient, by name and part."""
     return {
         (name, part): x

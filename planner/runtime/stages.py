@@ -138,7 +138,7 @@ def runs_gates(plan: Plan) -> bool:
 
 
 @dataclass
-class Pass:
+class PassState:
     """What the backward of a micro-batch, or of a part of it, needs from its forward in a stage.
 
     Attributes:

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from planner.errors import JobError, ModelError, PlanError, UsageError
 from planner.plans import Plan, read
 from planner.runtime.data import Batch, Data, Loss, loss_by_name
-from planner.runtime.device import AUTO, Device, choose
-from planner.runtime.groups import Exchange
+from planner.runtime.device import AUTO, TrainingDevice, choose
+from planner.runtime.groups import Communicator
 from planner.runtime.interpreter import Values
 from planner.runtime.model_file import ModelFile, read_model
 from planner.runtime.requirements import require_executable, require_model
@@ -32,7 +32,7 @@ OPTIMIZERS: Mapping[str, tuple[type[torch.optim.Optimizer], Mapping[str, Any]]] 
 """Optimizers by the name that a plan's job has, with their options; others are handed in as a function."""
 
 
-def optimizer_of(name: str, learning_rate: float, device: Device) -> MakeOptimizer:
+def optimizer_of(name: str, learning_rate: float, device: TrainingDevice) -> MakeOptimizer:
     """Makes the optimizer of that name.
 
     Raises:
@@ -72,14 +72,14 @@ class Trainer:
         self, plan: Plan, model: ModelFile, rank: int, *, optimizer: MakeOptimizer | None = None,
         learning_rate: float = 0.01, loss: str | Loss = "auto", dtype: torch.dtype = torch.float32, seed: int = 0,
         report: Report = lambda at, text: None,
-        times: int = 1, device: Device | None = None, alone: bool = False,
+        times: int = 1, device: TrainingDevice | None = None, alone: bool = False,
     ) -> None:  # fmt: skip
         require_executable(plan)
         self.plan, self.rank, self.iteration = plan, rank, 0
-        self.device, self._dtype = device or Device(), dtype
+        self.device, self._dtype = device or TrainingDevice(), dtype
         loss_function = loss_by_name(loss, plan) if isinstance(loss, str) else loss
         make = optimizer or optimizer_of(plan.options.optimizer, learning_rate, self.device)
-        self._exchange = Exchange(self.device, rank, plan.world_size, alone=alone)
+        self._exchange = Communicator(self.device, rank, plan.world_size, alone=alone)
         self.clock = self._exchange.clock
 
         def timed(at: int, text: str) -> None:
@@ -247,7 +247,7 @@ def load(
     return Trainer(parsed_plan, model_of(parsed_plan, model_file), dist.get_rank(), **options)
 
 
-def _own_device(kind: str, backend: str) -> Device:
+def _own_device(kind: str, backend: str) -> TrainingDevice:
     """The device of a process that `torchrun` started; NCCL is used where all processes have a GPU of their own."""
     local_rank, ranks = (int(os.environ.get(name, default)) for name, default in _LOCAL)
     choice = choose(kind, ranks=ranks, backend=backend)

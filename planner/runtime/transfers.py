@@ -11,7 +11,7 @@ import torch
 from planner.errors import ModelError
 from planner.plans import Plan
 from planner.plans.records import Boundary
-from planner.runtime.groups import Exchange
+from planner.runtime.groups import Communicator
 from planner.runtime.sequence_cuts import SequenceCuts
 from planner.schedules import Action, ActionKind
 
@@ -28,7 +28,7 @@ class Unit(NamedTuple):
     part: int = -1
 
 
-class Message(NamedTuple):
+class StageMessage(NamedTuple):
     """A tensor on its way.
 
     Attributes:
@@ -48,7 +48,7 @@ Kinds = Collection[tuple[ActionKind, int]]
 """Kinds of actions by stage that the plan's orders have; transfers without an action are part of passes."""
 
 
-def sent_with(plan: Plan, rank: int, action: Action, kinds: Kinds) -> Iterator[tuple[int, Message]]:
+def sent_with(plan: Plan, rank: int, action: Action, kinds: Kinds) -> Iterator[tuple[int, StageMessage]]:
     """The messages that a rank sends in an action, with the ranks that they go to, in the order in which they leave."""
     forward = (ActionKind.SEND_ACTIVATION, action.stage)
     backward = (ActionKind.SEND_GRADIENT, action.stage)
@@ -61,7 +61,7 @@ def sent_with(plan: Plan, rank: int, action: Action, kinds: Kinds) -> Iterator[t
         yield from _messages(plan, rank, action.stage, unit, back=True)
 
 
-def _messages(plan: Plan, rank: int, stage: int, unit: Unit, *, back: bool) -> Iterator[tuple[int, Message]]:
+def _messages(plan: Plan, rank: int, stage: int, unit: Unit, *, back: bool) -> Iterator[tuple[int, StageMessage]]:
     """Messages of one pass of a stage; of a group of ranks each serves its share of those at the other end."""
     group = plan.ranks_for(stage, unit.micro_batch)
     place = group.index(rank)
@@ -71,13 +71,13 @@ def _messages(plan: Plan, rank: int, stage: int, unit: Unit, *, back: bool) -> I
         else:
             ends = list(boundary.to_stages) if boundary.from_stage == stage else []
         for end in ends:
-            message = Message(number, stage if back else end, unit, back)
+            message = StageMessage(number, stage if back else end, unit, back)
             for at, peer in enumerate(plan.ranks_for(end, unit.micro_batch)):
                 if at % len(group) == place:
                     yield peer, message
 
 
-class Transfers:
+class StageTransfers:
     """Sends and receives whole boundary tensors for one rank. A rank's messages to itself are put aside.
 
     Messages have no names on their way: those from one rank are received in the order in which its actions send them,
@@ -92,15 +92,15 @@ class Transfers:
     """
 
     def __init__(
-        self, plan: Plan, orders: Mapping[int, Sequence[Action]], exchange: Exchange, dtype: torch.dtype,
+        self, plan: Plan, orders: Mapping[int, Sequence[Action]], exchange: Communicator, dtype: torch.dtype,
         cuts: SequenceCuts | None,
     ) -> None:  # fmt: skip
         self._plan, self._orders, self._exchange, self._dtype, self._cuts = plan, orders, exchange, dtype, cuts
         self._rank = exchange.rank
         self._kinds = {(a.kind, a.stage) for actions in orders.values() for a in actions}
         self._sends: list[tuple[Any, torch.Tensor]] = []
-        self._mail: dict[Message, torch.Tensor] = {}
-        self._posted: dict[tuple[int, Message], Callable[[], torch.Tensor]] = {}
+        self._mail: dict[StageMessage, torch.Tensor] = {}
+        self._posted: dict[tuple[int, StageMessage], Callable[[], torch.Tensor]] = {}
         sent = {
             rank: [each for action in actions for each in sent_with(plan, rank, action, self._kinds)]
             for rank, actions in orders.items()
@@ -108,7 +108,7 @@ class Transfers:
         self._incoming = {
             rank: [message for peer, message in messages if peer == self._rank] for rank, messages in sent.items()
         }
-        self._expected: dict[int, deque[Message]] = {}
+        self._expected: dict[int, deque[StageMessage]] = {}
         pairs = {(rank, peer) for rank, messages in sent.items() for peer, _ in messages if peer != rank}
         exchange.connect(sorted(pairs))
 
@@ -119,7 +119,7 @@ class Transfers:
     def receive(self, boundary: Boundary, to: int, unit: Unit, place: int) -> torch.Tensor:
         """Receive an activation at a stage."""
         sources = self._plan.ranks_for(boundary.from_stage, unit.micro_batch)
-        message = Message(self._plan.boundaries.index(boundary), to, unit, False)
+        message = StageMessage(self._plan.boundaries.index(boundary), to, unit, False)
         return self._take(message, sources[place % len(sources)])
 
     def send_back(self, gradient: torch.Tensor, boundary: Boundary, reader: int, unit: Unit) -> None:
@@ -131,7 +131,7 @@ class Transfers:
         total: torch.Tensor | None = None
         for to in boundary.to_stages:
             readers = self._plan.ranks_for(to, unit.micro_batch)
-            message = Message(self._plan.boundaries.index(boundary), to, unit, True)
+            message = StageMessage(self._plan.boundaries.index(boundary), to, unit, True)
             gradient = self._take(message, readers[place % len(readers)])
             total = gradient if total is None else total + gradient
         return total
@@ -160,7 +160,7 @@ class Transfers:
             elif not self._exchange.alone:
                 self._sends.append(self._exchange.send(x, peer))
 
-    def _take(self, message: Message, peer: int) -> torch.Tensor:
+    def _take(self, message: StageMessage, peer: int) -> torch.Tensor:
         if peer == self._rank:
             return self._mail.pop(message)
         expected = self._expected.setdefault(peer, deque(self._incoming[peer]))
@@ -169,7 +169,7 @@ class Transfers:
             self._posted[peer, first] = self._exchange.post(*self._form(first), peer)
         return self._posted.pop((peer, message))()
 
-    def _form(self, message: Message) -> tuple[Sequence[int], torch.dtype]:
+    def _form(self, message: StageMessage) -> tuple[Sequence[int], torch.dtype]:
         """Shape and type of a message."""
         boundary, dtype = self._plan.boundaries[message.boundary], self._dtype
         if "float" not in boundary.dtype:

@@ -11,8 +11,8 @@ import torch
 from planner.errors import PlanError
 from planner.exchange import GATHERED_UNITS
 from planner.runtime.corrections import DRIFT, UPDATES, Corrections
-from planner.runtime.device import HOST, Device
-from planner.runtime.groups import Group
+from planner.runtime.device import HOST, TrainingDevice
+from planner.runtime.groups import RankGroup
 from planner.runtime.interpreter import Values
 from planner.runtime.rows import BlocksAtWork, Finish, Row
 from planner.schedules.types import OptimizerScaling, StageCorrection
@@ -49,8 +49,8 @@ class StageWeights:
     """
 
     def __init__(
-        self, pieces: Values, *, device: Device, group: Group | None, zero: int, together: bool, make: MakeOptimizer,
-        stash: int = 1, finish: Finish,
+        self, pieces: Values, *, device: TrainingDevice, group: RankGroup | None, zero: int, together: bool,
+        make: MakeOptimizer, stash: int = 1, finish: Finish,
         corrected: tuple[StageCorrection, OptimizerScaling | None] | None = None,
         blocks: Sequence[Sequence[str]] = (), names: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip

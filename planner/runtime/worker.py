@@ -13,9 +13,9 @@ from planner.plans import Plan
 from planner.plans.records import SharedParameter
 from planner.runtime.data import Batch, Data, LateBatch, Loss
 from planner.runtime.device import settled
-from planner.runtime.groups import Exchange, Group
+from planner.runtime.groups import Communicator, RankGroup
 from planner.runtime.interpreter import Values
-from planner.runtime.layouts import Mesh
+from planner.runtime.layouts import RankMesh
 from planner.runtime.model_file import ModelFile
 from planner.runtime.orders import sequences, tied_exchanges
 from planner.runtime.sequence_cuts import SequenceCuts
@@ -23,8 +23,8 @@ from planner.runtime.sequence_parts import PartedStage
 from planner.runtime.shapes import whole_shapes
 from planner.runtime.sharded import ShardedStage
 from planner.runtime.stage_run import PassSettings, StageRun
-from planner.runtime.stages import Pass, WholeStage, stage_program
-from planner.runtime.transfers import Transfers, Unit
+from planner.runtime.stages import PassState, WholeStage, stage_program
+from planner.runtime.transfers import StageTransfers, Unit
 from planner.runtime.waves import WaveWeights
 from planner.runtime.weights import MakeOptimizer, StageWeights
 from planner.schedules import Action, ActionKind, WeightPolicy
@@ -56,7 +56,7 @@ class Worker:
     """
 
     def __init__(
-        self, plan: Plan, model: ModelFile, exchange: Exchange, *, loss: Loss, make: MakeOptimizer,
+        self, plan: Plan, model: ModelFile, exchange: Communicator, *, loss: Loss, make: MakeOptimizer,
         dtype: torch.dtype = torch.float32, seed: int = 0, report: Report = lambda at, text: None,
         times: int = 1,
     ) -> None:  # fmt: skip
@@ -70,7 +70,7 @@ class Worker:
         self._groups = exchange.groups(self._group_ranks())
         self._shapes = whole_shapes(plan, model) if plan.shardings else {}
         self._cuts = SequenceCuts(plan, model, dtype) if plan.schedule.parts > 1 else None
-        self._transfers = Transfers(plan, self._orders, exchange, dtype, self._cuts)
+        self._transfers = StageTransfers(plan, self._orders, exchange, dtype, self._cuts)
         self.stages = {index: self._stage(index) for index in plan.stages_of(self.rank)}
 
     def _group_ranks(self) -> list[tuple[int, ...]]:
@@ -140,17 +140,17 @@ class Worker:
         """A rank's actions without the numbers of micro-batches."""
         return tuple((a.kind, a.stage, a.part) for a in self._orders[rank])
 
-    def _mesh(self, index: int, group: tuple[int, ...]) -> Mesh:
+    def _mesh(self, index: int, group: tuple[int, ...]) -> RankMesh:
         sharding = self.plan.sharding_of(index)
         if sharding is None or len(group) == 1:
-            return Mesh()
+            return RankMesh()
         lines = tuple(
             self._line(next(line for line in _lines(group, sharding.sizes, axis) if self.rank in line))
             for axis in range(len(sharding.sizes))
         )
-        return Mesh(sharding.sizes, group.index(self.rank), lines)
+        return RankMesh(sharding.sizes, group.index(self.rank), lines)
 
-    def _line(self, ranks: tuple[int, ...]) -> Group:
+    def _line(self, ranks: tuple[int, ...]) -> RankGroup:
         """The group of some ranks; of one rank, a group that exchanges nothing."""
         return self._groups.get(ranks) or self._exchange.single
 
@@ -223,7 +223,7 @@ class Worker:
         elif kind is ActionKind.SEND_ACTIVATION:
             self._send_results(stage, stage.passes[unit])
         elif kind is ActionKind.RECEIVE_ACTIVATION:
-            stage.passes[unit] = Pass(unit, self._receive(stage, unit), {})
+            stage.passes[unit] = PassState(unit, self._receive(stage, unit), {})
         elif kind is ActionKind.SEND_GRADIENT:
             self._send_gradients(stage, stage.passes[unit])
         elif kind is ActionKind.RECEIVE_GRADIENT:
@@ -243,14 +243,14 @@ class Worker:
     def _forward(self, stage: StageRun, action: Action, batch: Batch) -> None:
         index, unit = stage.program.index, Unit(action.micro_batch, action.part)
         if (ActionKind.RECEIVE_ACTIVATION, index) not in self._explicit:
-            stage.passes[unit] = Pass(unit, self._receive(stage, unit), {})
+            stage.passes[unit] = PassState(unit, self._receive(stage, unit), {})
         loss = stage.forward(stage.passes[unit], batch, action.version)
         if loss is not None:
             self._losses.append((action, loss))
         if (ActionKind.SEND_ACTIVATION, index) not in self._explicit:
             self._send_results(stage, stage.passes[unit])
 
-    def _backward(self, stage: StageRun, current: Pass, batch: Batch, kind: ActionKind) -> None:
+    def _backward(self, stage: StageRun, current: PassState, batch: Batch, kind: ActionKind) -> None:
         index = stage.program.index
         if kind is ActionKind.WEIGHT_GRAD:
             stage.weight_gradients(current)
@@ -275,13 +275,13 @@ class Worker:
             pieces[boundary.tensor] = x.detach().requires_grad_(needs_gradient)
         return pieces
 
-    def _send_results(self, stage: StageRun, current: Pass) -> None:
+    def _send_results(self, stage: StageRun, current: PassState) -> None:
         for boundary in stage.program.sent:
             x = stage.whole(boundary.tensor, (current.results or {})[boundary.tensor].detach(), boundary.shape)
             self._transfers.send(x, boundary, current.unit)
         current.results = None
 
-    def _send_gradients(self, stage: StageRun, current: Pass) -> None:
+    def _send_gradients(self, stage: StageRun, current: PassState) -> None:
         """Send the gradients of received tensors back to the stages that made them."""
         for boundary in stage.program.received:
             x = current.received[boundary.tensor]
@@ -294,7 +294,7 @@ class Worker:
         if (ActionKind.SEND_GRADIENT, stage.program.index) in self._explicit:
             stage.passes.pop(current.unit, None)
 
-    def _receive_gradients(self, stage: StageRun, current: Pass) -> None:
+    def _receive_gradients(self, stage: StageRun, current: PassState) -> None:
         """Receive the gradients of sent tensors, summed over the stages that read them."""
         current.gradients = {}
         for boundary in stage.program.sent:

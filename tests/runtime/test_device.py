@@ -20,7 +20,7 @@ import planner  # noqa: E402
 from planner import runtime  # noqa: E402
 from planner.runtime import device as devices  # noqa: E402
 from planner.runtime import interpreter, jobs  # noqa: E402
-from planner.runtime.groups import Group  # noqa: E402
+from planner.runtime.groups import RankGroup  # noqa: E402
 from tests.models.graphs import gpt  # noqa: E402
 from tests.runtime import cases  # noqa: E402
 
@@ -88,7 +88,7 @@ def test_stale_weights_lie_on_the_device(schedule: str) -> None:
 
 def test_a_tensor_of_the_host_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = cases.plan(cases.Case("", "gpt", 2, {"pipeline": 2}, 4))
-    monkeypatch.setattr(devices.Device, "place", lambda self, x: x)
+    monkeypatch.setattr(devices.TrainingDevice, "place", lambda self, x: x)
     monkeypatch.setattr(interpreter, "brought", lambda x, device: x)
     with pytest.raises((planner.ModelError, RuntimeError), match="meta"):
         _run_on_meta(plan, cases.model("gpt"), 0)
@@ -162,7 +162,7 @@ def test_devices_are_chosen_by_what_the_machine_has(monkeypatch: pytest.MonkeyPa
         choose("cuda", ranks=3, backend="nccl")
 
 
-class _Ticks(devices.Device):
+class _Ticks(devices.TrainingDevice):
     """A device whose time passes by one second at every look, as a GPU's does while a rank waits."""
 
     counts_waiting = True
@@ -196,7 +196,7 @@ def test_what_stands_in_for_others_is_not_counted() -> None:
     device = _Ticks()
     device.counts_waiting = False
     clock = devices.Clock(device)
-    alone = Group(None, 2, 1, devices.HOST, clock)
+    alone = RankGroup(None, 2, 1, devices.HOST, clock)
     x, whole = torch.arange(4.0), torch.zeros(8)
     clock.begin("F0")
     assert alone.gather(x).tolist() == [[0, 1, 2, 3]] * 2

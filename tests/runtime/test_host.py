@@ -12,7 +12,7 @@ import planner
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from planner import runtime  # noqa: E402
-from planner.runtime.device import Device  # noqa: E402
+from planner.runtime.device import TrainingDevice  # noqa: E402
 from planner.runtime.host import HostMemory, moved, steps_of  # noqa: E402
 from planner.runtime.interpreter import run  # noqa: E402
 from planner.runtime.model_file import Step, read_model  # noqa: E402
@@ -37,22 +37,22 @@ def test_kept_tensors_leave_their_buffers_and_gradients_are_the_same() -> None:
                 found["y"].zero_()
         return torch.autograd.grad(found["z"].sum(), (x, w, v))
 
-    kept = gradients(HostMemory((), (), Device()).keeping, overwritten=False)
-    host = HostMemory({"z"}, (w, v), Device())
+    kept = gradients(HostMemory((), (), TrainingDevice()).keeping, overwritten=False)
+    host = HostMemory({"z"}, (w, v), TrainingDevice())
     found = gradients(host.keeping, overwritten=True)  # only the copy has what the backward needs
     assert all(torch.equal(a, b) for a, b in zip(kept, found, strict=True))
     assert host.moved_bytes == 9 * 8  # y, and not the weight
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        gradients(HostMemory({"y"}, (w, v), Device()).keeping, overwritten=True)
+        gradients(HostMemory({"y"}, (w, v), TrainingDevice()).keeping, overwritten=True)
 
 
 def test_a_moved_tensor_is_a_leaf_of_another_buffer() -> None:
     x = torch.ones(2, requires_grad=True)
-    copy = moved(x * 2, Device().to_host)
+    copy = moved(x * 2, TrainingDevice().to_host)
     assert copy.is_leaf
     assert copy.requires_grad
     assert torch.equal(copy, torch.full((2,), 2.0))
-    assert moved(torch.ones(2), Device().to_host).requires_grad is False
+    assert moved(torch.ones(2), TrainingDevice().to_host).requires_grad is False
 
 
 def test_an_operator_that_is_not_listed_goes_with_its_readers() -> None:
@@ -71,7 +71,7 @@ def test_as_much_is_moved_as_the_plan_says(modules: tuple[str, ...]) -> None:
     for name in filter(model.trained, weights):
         weights[name].requires_grad_(True)
     ids = {spec.name: torch.zeros(spec.shape, dtype=torch.int64) for spec in plan.model.inputs}
-    host = HostMemory(program.offloaded, weights.values(), Device())
+    host = HostMemory(program.offloaded, weights.values(), TrainingDevice())
     run(program.steps, {**weights, **ids}, Context(torch.float32, keeping=host.keeping), wanted=model.outputs)
     assert host.moved_bytes == plan.predictions.stages[0].host_bytes > 0
 

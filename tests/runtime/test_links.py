@@ -38,7 +38,7 @@ def test_two_ranks_are_measured_and_planned_for(tmp_path: Path) -> None:
 def test_latency_and_bandwidth_are_those_of_a_line() -> None:
     ping_s = {size: 1e-4 + size / 2e9 for size in SIZES}
     summed_s = {size: 2e-4 + size / 1e9 for size in SIZES}  # of two ranks 2 (n - 1) / n of the bytes is all of them
-    found = runtime.LinkFigures("gloo", 2, ping_s, {Collective.ALL_REDUCE: summed_s})
+    found = runtime.MeasuredLink("gloo", 2, ping_s, {Collective.ALL_REDUCE: summed_s})
     sketch = found.sketch()
     assert sketch.byte_per_s == pytest.approx(2e9)
     assert sketch.latency_s == pytest.approx(1e-4)

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 import models  # noqa: E402
 import planner  # noqa: E402
 from planner import runtime  # noqa: E402
-from planner.runtime.fusing import Attention, Repeat, fused  # noqa: E402
+from planner.runtime.fusing import FusedAttention, Repeat, fused  # noqa: E402
 from planner.runtime.interpreter import run  # noqa: E402
 from planner.runtime.live_bytes import LiveBytes  # noqa: E402
 from planner.runtime.model_file import Step  # noqa: E402
@@ -151,7 +151,7 @@ def _written_attention(*, divide: bool = False, trained: bool = False) -> tuple[
 def test_written_attention_is_one_kernel_with_the_same_gradients(divide: bool, trained: bool) -> None:
     steps, values = _written_attention(divide=divide, trained=trained)
     together = fused(steps, ["y"])
-    assert [type(unit) for unit in together] == [Step, Step, Attention]
+    assert [type(unit) for unit in together] == [Step, Step, FusedAttention]
     leaves = [x for x in values.values() if x.requires_grad]
     found = []
     for units in (steps, together):

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import planner  # noqa: E402
 from planner import runtime  # noqa: E402
-from planner.runtime.layouts import Mesh, parse  # noqa: E402
+from planner.runtime.layouts import RankMesh, parse  # noqa: E402
 from planner.runtime.local_operators import CutOperator, local_form  # noqa: E402
 from planner.runtime.model_file import Step  # noqa: E402
 from planner.runtime.trainer import model_of  # noqa: E402
@@ -120,7 +120,7 @@ def test_products_of_pieces_need_the_summed_dimension_cut_on_both_sides(
 ) -> None:
     shapes = {"x": (2, 8, 4, 4)[: len(weight)], "w": weight, "y": (2, 4, 4, 4)[: len(weight)]}
     reads, partial = tuple(parse(text, 1) for text in cut), (parse("P", 1),)
-    product = CutOperator(Step(op, ("x", "w"), ("y",), {}, 20), reads, partial, shapes, Mesh((2,)))
+    product = CutOperator(Step(op, ("x", "w"), ("y",), {}, 20), reads, partial, shapes, RankMesh((2,)))
     pieces = [torch.ones(shapes[name]) for name in "xw"]
     assert (local_form(product, pieces) is not None) == alike
 

@@ -199,11 +199,11 @@ def test_stale_training_goes_on_from_a_checkpoint(schedule: str, tmp_path: Path)
 
 
 def test_there_is_no_checkpoint_inside_a_wave() -> None:
-    from planner.runtime.device import Device
+    from planner.runtime.device import TrainingDevice
     from planner.runtime.waves import WaveWeights
 
     weights = WaveWeights(
-        {"w": torch.ones(2)}, device=Device(), group=None, zero=0, together=True,
+        {"w": torch.ones(2)}, device=TrainingDevice(), group=None, zero=0, together=True,
         make=_momentum, stash=2, finish=lambda name, gradient: gradient,
     )  # fmt: skip
     weights.add({"w": torch.ones(2)})

@@ -12,13 +12,13 @@ from planner.runtime.operators import (
     scans,
     shapes,
 )
-from planner.runtime.operators.call import RULES, Call, Context
+from planner.runtime.operators.call import RULES, Context, OperatorCall
 from planner.runtime.operators.elementwise import torch_type
 
 __all__ = [
     "RULES",
-    "Call",
     "Context",
+    "OperatorCall",
     "attention",
     "elementwise",
     "indexing",

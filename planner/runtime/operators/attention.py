@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from planner.errors import ModelError
-from planner.runtime.operators.call import Call, rule
+from planner.runtime.operators.call import OperatorCall, rule
 
 
 def _heads(x: torch.Tensor, heads: int) -> torch.Tensor:
@@ -96,7 +96,7 @@ def _attended(
 
 
 @rule("Attention")
-def _attention(c: Call) -> list[torch.Tensor]:
+def _attention(c: OperatorCall) -> list[torch.Tensor]:
     if c.outputs > 3 or c.has(6):
         raise ModelError("Attention with scores as a result or padded keys has no torch rule", where=c.name)
     three = c[0].dim() == 3
@@ -129,7 +129,7 @@ def _attention(c: Call) -> list[torch.Tensor]:
 
 
 @rule("com.microsoft.GroupQueryAttention")
-def _group_query_attention(c: Call) -> list[torch.Tensor]:
+def _group_query_attention(c: OperatorCall) -> list[torch.Tensor]:
     if any(c.has(i) for i in (3, 4, 7, 8, 9, 10)) or not c.has(1) or c.outputs > 1 or c.attr("do_rotary", 0):
         raise ModelError("GroupQueryAttention with a cache has no torch rule", where=c.name, hint="export for training")
     q = _heads(c[0], int(c.attr("num_heads")))
@@ -142,7 +142,7 @@ def _group_query_attention(c: Call) -> list[torch.Tensor]:
 
 
 @rule("RotaryEmbedding")
-def _rotary_embedding(c: Call) -> torch.Tensor:
+def _rotary_embedding(c: OperatorCall) -> torch.Tensor:
     x = c[0]
     heads = int(c.attr("num_heads", 0))
     turned = x.reshape(x.shape[0], x.shape[1], heads, -1) if x.dim() == 3 else x.transpose(1, 2)

@@ -61,7 +61,7 @@ class Context:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class OperatorCall:
     """An operator with its operands.
 
     Attributes:
@@ -132,7 +132,7 @@ class Call:
         return draw(list(shape), generator=generator, device=device, **options)
 
 
-Rule = Callable[[Call], Result]
+Rule = Callable[[OperatorCall], Result]
 
 RULES: dict[str, Rule] = {}
 """Torch rules by operator; names are those of `planner.operators.RULES`."""

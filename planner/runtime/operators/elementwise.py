@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from planner.errors import ModelError
-from planner.runtime.operators.call import RULES, Call, rule
+from planner.runtime.operators.call import RULES, OperatorCall, rule
 from planner.runtime.operators.kernels import Gated, repeated
 
 _TORCH_TYPES = {
@@ -82,26 +82,26 @@ RULES.update(
 
 
 @rule("Mean")
-def _mean(c: Call) -> torch.Tensor:
+def _mean(c: OperatorCall) -> torch.Tensor:
     present = [x for x in c.inputs if x is not None]
     return reduce(torch.add, present) / len(present)
 
 
 @rule("Div")
-def _divide(c: Call) -> torch.Tensor:
+def _divide(c: OperatorCall) -> torch.Tensor:
     if c[0].is_floating_point() or c[1].is_floating_point():
         return c[0] / c[1]
     return torch.div(c[0], c[1], rounding_mode="trunc")
 
 
 @rule("IsInf")
-def _is_infinite(c: Call) -> torch.Tensor:
+def _is_infinite(c: OperatorCall) -> torch.Tensor:
     positive, negative = c.attr("detect_positive", 1), c.attr("detect_negative", 1)
     return (torch.isposinf(c[0]) & bool(positive)) | (torch.isneginf(c[0]) & bool(negative))
 
 
 @rule("Clip")
-def _clip(c: Call) -> torch.Tensor:
+def _clip(c: OperatorCall) -> torch.Tensor:
     low, high = c.get(1), c.get(2)
     x = c[0]
     if low is None and "min" in c.attributes:
@@ -117,7 +117,7 @@ def _to(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 @rule("com.microsoft.FastGelu", "com.microsoft.BiasGelu")
-def _gelu_with_bias(c: Call) -> torch.Tensor:
+def _gelu_with_bias(c: OperatorCall) -> torch.Tensor:
     x = c[0] + c[1] if c.has(1) else c[0]
     return F.gelu(x, approximate="tanh" if c.op.endswith("FastGelu") else "none")
 
@@ -127,7 +127,7 @@ def _swish_of(x: torch.Tensor, alpha: float) -> torch.Tensor:
 
 
 @rule("SwiGLU")
-def _swiglu(c: Call) -> torch.Tensor:
+def _swiglu(c: OperatorCall) -> torch.Tensor:
     alpha = c.attr("alpha", 1.0)
     if alpha == 1.0 and c[0].shape == c[1].shape:
         return cast(torch.Tensor, Gated.apply(c[0], c[1]))
@@ -135,19 +135,19 @@ def _swiglu(c: Call) -> torch.Tensor:
 
 
 @rule("Selu")
-def _selu(c: Call) -> torch.Tensor:
+def _selu(c: OperatorCall) -> torch.Tensor:
     alpha, gamma = c.attr("alpha", 1.6732632), c.attr("gamma", 1.0507010)
     return gamma * torch.where(c[0] > 0, c[0], alpha * torch.expm1(torch.clamp(c[0], max=0)))
 
 
 @rule("Shrink")
-def _shrink(c: Call) -> torch.Tensor:
+def _shrink(c: OperatorCall) -> torch.Tensor:
     bound, bias, x = c.attr("lambd", 0.5), c.attr("bias", 0.0), c[0]
     return torch.where(x < -bound, x + bias, torch.where(x > bound, x - bias, torch.zeros_like(x)))
 
 
 @rule("Dropout", "com.microsoft.BitmaskDropout")
-def _dropout(c: Call) -> list[torch.Tensor]:
+def _dropout(c: OperatorCall) -> list[torch.Tensor]:
     x = c[0]
     share = c.scalar(1, float(c.attr("ratio", 0.5)))
     if share == 0 or c.scalar(2, 0.0) == 0:

@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from planner.errors import ModelError
-from planner.runtime.operators.call import Call, rule
+from planner.runtime.operators.call import OperatorCall, rule
 from planner.runtime.operators.kernels import lookup
 
 
 @rule("Gather")
-def _gather(c: Call) -> torch.Tensor:
+def _gather(c: OperatorCall) -> torch.Tensor:
     axis = int(c.attr("axis", 0)) % c[0].dim()
     places = torch.where(c[1] < 0, c[1] + c[0].shape[axis], c[1]).long()
     if axis == 0 and c[0].dim() == 2 and c[0].is_floating_point():
@@ -23,7 +23,7 @@ def _gather(c: Call) -> torch.Tensor:
 
 
 @rule("GatherElements")
-def _gather_elements(c: Call) -> torch.Tensor:
+def _gather_elements(c: OperatorCall) -> torch.Tensor:
     axis = int(c.attr("axis", 0))
     return c[0].gather(axis, torch.where(c[1] < 0, c[1] + c[0].shape[axis], c[1]).long())
 
@@ -45,7 +45,7 @@ def _flat_places(data: torch.Tensor, places: torch.Tensor, kept: int) -> torch.T
 
 
 @rule("GatherND")
-def _gather_nd(c: Call) -> torch.Tensor:
+def _gather_nd(c: OperatorCall) -> torch.Tensor:
     kept, depth = int(c.attr("batch_dims", 0)), c[1].shape[-1]
     flat = _flat_places(c[0], c[1], kept)
     rest = c[0].shape[kept + depth :]
@@ -57,7 +57,7 @@ _REDUCE = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
 
 
 @rule("ScatterElements", "Scatter")
-def _scatter_elements(c: Call) -> torch.Tensor:
+def _scatter_elements(c: OperatorCall) -> torch.Tensor:
     axis, reduction = int(c.attr("axis", 0)), c.attr("reduction", "none")
     places = torch.where(c[1] < 0, c[1] + c[0].shape[axis], c[1]).long()
     if reduction == "none":
@@ -68,7 +68,7 @@ def _scatter_elements(c: Call) -> torch.Tensor:
 
 
 @rule("ScatterND")
-def _scatter_nd(c: Call) -> torch.Tensor:
+def _scatter_nd(c: OperatorCall) -> torch.Tensor:
     depth, reduction = c[1].shape[-1], c.attr("reduction", "none")
     flat = _flat_places(c[0], c[1], 0).reshape(-1)
     rest = c[0].shape[depth:]
@@ -83,7 +83,7 @@ def _scatter_nd(c: Call) -> torch.Tensor:
 
 
 @rule("OneHot")
-def _one_hot(c: Call) -> torch.Tensor:
+def _one_hot(c: OperatorCall) -> torch.Tensor:
     depth = (c.ints(1) or [0])[0]
     off, on = c[2].unbind(0)
     axis = int(c.attr("axis", -1)) % (c[0].dim() + 1)
@@ -94,14 +94,14 @@ def _one_hot(c: Call) -> torch.Tensor:
 
 
 @rule("NonZero")
-def _non_zero(c: Call) -> torch.Tensor:
+def _non_zero(c: OperatorCall) -> torch.Tensor:
     if c[0].is_meta:
         raise ModelError("NonZero has a shape that depends on data", where=c.name, hint="export without it")
     return c[0].nonzero().T
 
 
 @rule("ReverseSequence")
-def _reverse_sequence(c: Call) -> torch.Tensor:
+def _reverse_sequence(c: OperatorCall) -> torch.Tensor:
     time, batch = int(c.attr("time_axis", 0)), int(c.attr("batch_axis", 1))
     x = c[0].movedim((batch, time), (0, 1))
     steps, lengths = torch.arange(x.shape[1], device=x.device)[None, :], c[1][:, None]
@@ -111,7 +111,7 @@ def _reverse_sequence(c: Call) -> torch.Tensor:
 
 
 @rule("Resize", "Upsample")
-def _resize(c: Call) -> torch.Tensor:
+def _resize(c: OperatorCall) -> torch.Tensor:
     x = c[0]
     mode = c.attr("mode", "nearest")
     way = c.attr("coordinate_transformation_mode", "asymmetric" if c.op == "Upsample" else "half_pixel")
@@ -174,7 +174,7 @@ def _between(x: torch.Tensor, d: int, at: torch.Tensor, kernel: tuple[int, Kerne
     return total
 
 
-def _cubic(c: Call) -> tuple[int, Kernel]:
+def _cubic(c: OperatorCall) -> tuple[int, Kernel]:
     """Cubic convolution (Keys, 1981, equation 4)."""
     a = float(c.attr("cubic_coeff_a", -0.75))
 
@@ -185,7 +185,7 @@ def _cubic(c: Call) -> tuple[int, Kernel]:
     return 2, share
 
 
-_KERNELS: Mapping[str, Callable[[Call], tuple[int, Kernel]]] = {
+_KERNELS: Mapping[str, Callable[[OperatorCall], tuple[int, Kernel]]] = {
     "linear": lambda c: (1, lambda far: 1 - far),
     "cubic": _cubic,
 }

@@ -47,7 +47,7 @@ class _Held:
     tensor: torch.Tensor
 
 
-class Product(torch.autograd.Function):  # type: ignore[misc]
+class WeightProduct(torch.autograd.Function):  # type: ignore[misc]
     """x @ w for a matrix of weights, or one for each sample.
 
     The gradient of the weights is added to what their leaf's `grad` holds, if anything. It has no tensor of its own,
@@ -76,7 +76,7 @@ class Product(torch.autograd.Function):  # type: ignore[misc]
 
 
 class Lookup(torch.autograd.Function):  # type: ignore[misc]
-    """Rows of a table of weights; in backward as `Product`."""
+    """Rows of a table of weights; in backward as `WeightProduct`."""
 
     @staticmethod
     def forward(ctx: Any, w: torch.Tensor, places: torch.Tensor, leaf: _Held) -> torch.Tensor:  # noqa: ANN401
@@ -193,7 +193,7 @@ def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """x @ w, with the gradient of weights added in place where it can be."""
     alike = x.dim() > 1 if w.dim() == 2 else x.dim() == w.dim() == 3 and len(x) == len(w)
     leaf = leaf_of(w) if alike and torch.is_grad_enabled() else None
-    return x @ w if leaf is None else cast(torch.Tensor, Product.apply(x, w, _Held(leaf)))
+    return x @ w if leaf is None else cast(torch.Tensor, WeightProduct.apply(x, w, _Held(leaf)))
 
 
 def lookup(w: torch.Tensor, places: torch.Tensor) -> torch.Tensor:

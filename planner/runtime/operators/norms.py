@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from planner.errors import ModelError
-from planner.runtime.operators.call import Call, rule
+from planner.runtime.operators.call import OperatorCall, rule
 from planner.runtime.operators.kernels import RMSNorm, cross_entropy
 
 
@@ -15,7 +15,7 @@ def _from_axis(x: torch.Tensor, axis: int) -> tuple[int, ...]:
 
 
 @rule("LayerNormalization", "com.microsoft.LayerNormalization")
-def _layer_norm(c: Call) -> list[torch.Tensor]:
+def _layer_norm(c: OperatorCall) -> list[torch.Tensor]:
     return _layer_normed(c[0], _from_axis(c[0], int(c.attr("axis", -1))), c[1], c.get(2), c.attr("epsilon", 1e-5))
 
 
@@ -29,13 +29,13 @@ def _layer_normed(
 
 
 @rule("RMSNormalization", "SimplifiedLayerNormalization", "com.microsoft.SimplifiedLayerNormalization")
-def _rms_norm(c: Call) -> list[torch.Tensor]:
+def _rms_norm(c: OperatorCall) -> list[torch.Tensor]:
     dims = _from_axis(c[0], int(c.attr("axis", -1)))
     return _rms_normed(c, c[0], c[1], dims, 1e-5)
 
 
 def _rms_normed(
-    c: Call, x: torch.Tensor, scale: torch.Tensor, dims: tuple[int, ...], epsilon: float
+    c: OperatorCall, x: torch.Tensor, scale: torch.Tensor, dims: tuple[int, ...], epsilon: float
 ) -> list[torch.Tensor]:
     """Divided by the root of the mean square, with a scale; and the inverse of that root, where it is asked for."""
     epsilon = c.attr("epsilon", epsilon)
@@ -46,20 +46,20 @@ def _rms_normed(
 
 
 @rule("com.microsoft.SkipLayerNormalization")
-def _skip_layer_norm(c: Call) -> list[torch.Tensor | None]:
+def _skip_layer_norm(c: OperatorCall) -> list[torch.Tensor | None]:
     x = c[0] + c[1] if not c.has(4) else c[0] + c[1] + c[4]
     return [*_layer_normed(x, _from_axis(x, -1), c[2], c.get(3), c.attr("epsilon", 1e-12)), x]
 
 
 @rule("com.microsoft.SkipSimplifiedLayerNormalization")
-def _skip_rms_norm(c: Call) -> list[torch.Tensor | None]:
+def _skip_rms_norm(c: OperatorCall) -> list[torch.Tensor | None]:
     x = c[0] + c[1] if not c.has(3) else c[0] + c[1] + c[3]
     y, *inverse = _rms_normed(c, x, c[2], _from_axis(x, -1), 1e-12)
     return [y, None, *inverse, x]
 
 
 @rule("BatchNormalization")
-def _batch_norm(c: Call) -> list[torch.Tensor]:
+def _batch_norm(c: OperatorCall) -> list[torch.Tensor]:
     x, momentum, eps = c[0], c.attr("momentum", 0.9), c.attr("epsilon", 1e-5)
     mean, var = c[3].detach(), c[4].detach()  # a file may store them with scale and bias, where they are equal
     if not c.attr("training_mode", 0):
@@ -74,12 +74,12 @@ def _batch_norm(c: Call) -> list[torch.Tensor]:
 
 
 @rule("InstanceNormalization")
-def _instance_norm(c: Call) -> torch.Tensor:
+def _instance_norm(c: OperatorCall) -> torch.Tensor:
     return F.group_norm(c[0], c[0].shape[1], c[1], c[2], c.attr("epsilon", 1e-5))
 
 
 @rule("GroupNormalization")
-def _group_norm(c: Call) -> torch.Tensor:
+def _group_norm(c: OperatorCall) -> torch.Tensor:
     groups, x = int(c.attr("num_groups")), c[0]
     scale, bias = c[1], c[2]
     if scale.shape[0] != x.shape[1]:
@@ -88,21 +88,21 @@ def _group_norm(c: Call) -> torch.Tensor:
 
 
 @rule("MeanVarianceNormalization")
-def _mean_variance_norm(c: Call) -> torch.Tensor:
+def _mean_variance_norm(c: OperatorCall) -> torch.Tensor:
     dims = tuple(c.attr("axes") or (0, 2, 3))
     x = c[0] - c[0].mean(dims, keepdim=True)
     return x / (x.square().mean(dims, keepdim=True).sqrt() + 1e-9)
 
 
 @rule("LpNormalization")
-def _lp_norm(c: Call) -> torch.Tensor:
+def _lp_norm(c: OperatorCall) -> torch.Tensor:
     axis = int(c.attr("axis", -1))
     size = c[0].abs().sum(axis, True) if c.attr("p", 2) == 1 else c[0].square().sum(axis, True).sqrt()
     return torch.where(size == 0, torch.zeros_like(c[0]), c[0] / size)
 
 
 @rule("LRN")
-def _local_response_norm(c: Call) -> torch.Tensor:
+def _local_response_norm(c: OperatorCall) -> torch.Tensor:
     size, x = int(c.attr("size")), c[0]
     square = x.square().transpose(1, -1).unsqueeze(-2)
     before = (size - 1) // 2
@@ -111,7 +111,7 @@ def _local_response_norm(c: Call) -> torch.Tensor:
     return x / (c.attr("bias", 1.0) + c.attr("alpha", 1e-4) / size * summed) ** c.attr("beta", 0.75)
 
 
-def _along(c: Call) -> tuple[torch.Tensor, int]:
+def _along(c: OperatorCall) -> tuple[torch.Tensor, int]:
     """The operand and the dimension to normalise; old operator sets flatten all dimensions from the axis on."""
     if c.opset >= 13:
         return c[0], int(c.attr("axis", -1))
@@ -120,19 +120,19 @@ def _along(c: Call) -> tuple[torch.Tensor, int]:
 
 
 @rule("Softmax")
-def _softmax(c: Call) -> torch.Tensor:
+def _softmax(c: OperatorCall) -> torch.Tensor:
     x, axis = _along(c)
     return torch.softmax(x, axis).reshape(c[0].shape)
 
 
 @rule("LogSoftmax")
-def _log_softmax(c: Call) -> torch.Tensor:
+def _log_softmax(c: OperatorCall) -> torch.Tensor:
     x, axis = _along(c)
     return torch.log_softmax(x, axis).reshape(c[0].shape)
 
 
 @rule("SoftmaxCrossEntropyLoss")
-def _cross_entropy(c: Call) -> list[torch.Tensor]:
+def _cross_entropy(c: OperatorCall) -> list[torch.Tensor]:
     if c.outputs == 1 and c[0].dim() == 2 and not c.has(2) and c.attr("reduction", "mean") == "mean":
         return [cross_entropy(c[0], c[1].long(), int(c.attr("ignore_index", -100)))]
     logs = torch.log_softmax(c[0], 1)
@@ -140,11 +140,11 @@ def _cross_entropy(c: Call) -> list[torch.Tensor]:
 
 
 @rule("NegativeLogLikelihoodLoss")
-def _nll(c: Call) -> torch.Tensor:
+def _nll(c: OperatorCall) -> torch.Tensor:
     return _likelihood(c, c[0])
 
 
-def _likelihood(c: Call, logs: torch.Tensor) -> torch.Tensor:
+def _likelihood(c: OperatorCall, logs: torch.Tensor) -> torch.Tensor:
     ignored = c.attr("ignore_index")
     reduction = c.attr("reduction", "mean")
     if reduction not in ("mean", "sum", "none"):

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from planner.errors import ModelError
-from planner.runtime.operators.call import RULES, Call, rule
+from planner.runtime.operators.call import RULES, OperatorCall, rule
 from planner.runtime.operators.kernels import product
 
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -27,12 +27,12 @@ RULES.update(
 
 
 @rule("MatMul", product=True)
-def _matmul(c: Call) -> torch.Tensor:
+def _matmul(c: OperatorCall) -> torch.Tensor:
     return product(c[0], c[1]) if c.context.adds_in_place else torch.matmul(c[0], c[1])
 
 
 @rule("Gemm", "com.microsoft.FusedGemm", product=True)
-def _gemm(c: Call) -> torch.Tensor:
+def _gemm(c: OperatorCall) -> torch.Tensor:
     a = c[0].T if c.attr("transA", 0) else c[0]
     b = c[1].T if c.attr("transB", 0) else c[1]
     y = product(a, b) if c.context.adds_in_place else a @ b
@@ -43,19 +43,19 @@ def _gemm(c: Call) -> torch.Tensor:
 
 
 @rule("com.microsoft.FusedMatMul", "com.microsoft.TransposeMatMul", product=True)
-def _fused_matmul(c: Call) -> torch.Tensor:
+def _fused_matmul(c: OperatorCall) -> torch.Tensor:
     a = c[0].transpose(-1, -2) if c.attr("transA", 0) else c[0]
     b = c[1].transpose(-1, -2) if c.attr("transB", 0) else c[1]
     return c.attr("alpha", 1.0) * (a @ b)
 
 
 @rule("Einsum", product=True)
-def _einsum(c: Call) -> torch.Tensor:
+def _einsum(c: OperatorCall) -> torch.Tensor:
     return torch.einsum(c.attr("equation").replace(" ", ""), *[x for x in c.inputs if x is not None])
 
 
 def _padding(
-    c: Call, sizes: Sequence[int], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
+    c: OperatorCall, sizes: Sequence[int], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
 ) -> tuple[list[int], list[int]]:
     """Padding before and after each spatial dimension."""
     auto, n = c.attr("auto_pad", "NOTSET"), len(kernel)
@@ -77,7 +77,7 @@ def _padded(x: torch.Tensor, before: Sequence[int], after: Sequence[int], value:
 
 
 @rule("Conv", product=True)
-def _conv(c: Call) -> torch.Tensor:
+def _conv(c: OperatorCall) -> torch.Tensor:
     x, weight = c[0], c[1]
     n = weight.dim() - 2
     strides, dilations = list(c.attr("strides") or [1] * n), list(c.attr("dilations") or [1] * n)
@@ -88,7 +88,7 @@ def _conv(c: Call) -> torch.Tensor:
 
 
 @rule("ConvTranspose", product=True)
-def _conv_transpose(c: Call) -> torch.Tensor:
+def _conv_transpose(c: OperatorCall) -> torch.Tensor:
     x, weight = c[0], c[1]
     n = weight.dim() - 2
     strides, dilations = list(c.attr("strides") or [1] * n), list(c.attr("dilations") or [1] * n)
@@ -124,7 +124,7 @@ def _ceil_end(size: int, kernel: int, step: int, dilation: int, before: int, aft
 
 
 @rule("MaxPool")
-def _max_pool(c: Call) -> torch.Tensor:
+def _max_pool(c: OperatorCall) -> torch.Tensor:
     if c.outputs > 1:
         raise ModelError("MaxPool with indices has no torch rule", where=c.name, hint="export without the indices")
     kernel = list(c.attr("kernel_shape"))
@@ -141,7 +141,7 @@ def _max_pool(c: Call) -> torch.Tensor:
 
 
 @rule("AveragePool")
-def _average_pool(c: Call) -> torch.Tensor:
+def _average_pool(c: OperatorCall) -> torch.Tensor:
     x, kernel = c[0], list(c.attr("kernel_shape"))
     n = len(kernel)
     strides, dilations = list(c.attr("strides") or [1] * n), list(c.attr("dilations") or [1] * n)
@@ -162,7 +162,7 @@ def _average_pool(c: Call) -> torch.Tensor:
 
 
 @rule("CausalConvWithState")
-def _causal_conv(c: Call) -> list[torch.Tensor]:
+def _causal_conv(c: OperatorCall) -> list[torch.Tensor]:
     x, weight = c[0], c[1]
     length = weight.shape[-1] - 1
     state = c.get(3)

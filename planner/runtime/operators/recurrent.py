@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 
 from planner.errors import ModelError
-from planner.runtime.operators.call import Call, rule
+from planner.runtime.operators.call import OperatorCall, rule
 
 Direction = tuple[list[torch.Tensor], torch.Tensor, torch.Tensor | None]
 """Results of one direction: the hidden state after each step, the last hidden state, the last cell state."""
 
 
-def _start(c: Call, position: int, direction: int, like: torch.Tensor) -> torch.Tensor:
+def _start(c: OperatorCall, position: int, direction: int, like: torch.Tensor) -> torch.Tensor:
     """The first state of a direction: an operand, or zeros."""
     given = c.get(position)
     width = int(c.attr("hidden_size"))
@@ -19,7 +19,7 @@ def _start(c: Call, position: int, direction: int, like: torch.Tensor) -> torch.
     return zeros if given is None else given[direction]
 
 
-def _biases(c: Call, direction: int, gates: int) -> tuple[torch.Tensor | float, torch.Tensor | float]:
+def _biases(c: OperatorCall, direction: int, gates: int) -> tuple[torch.Tensor | float, torch.Tensor | float]:
     """Biases of input and state."""
     both = c.get(3)
     if both is None:
@@ -28,7 +28,7 @@ def _biases(c: Call, direction: int, gates: int) -> tuple[torch.Tensor | float, 
     return both[direction, :half], both[direction, half:]
 
 
-def _lstm_direction(c: Call, direction: int, steps: list[torch.Tensor]) -> Direction:
+def _lstm_direction(c: OperatorCall, direction: int, steps: list[torch.Tensor]) -> Direction:
     w, r = c[1][direction], c[2][direction]
     input_bias, state_bias = _biases(c, direction, 4)
     h, cell = _start(c, 5, direction, c[0]), _start(c, 6, direction, c[0])
@@ -43,7 +43,7 @@ def _lstm_direction(c: Call, direction: int, steps: list[torch.Tensor]) -> Direc
     return kept, h, cell
 
 
-def _gru_direction(c: Call, direction: int, steps: list[torch.Tensor]) -> Direction:
+def _gru_direction(c: OperatorCall, direction: int, steps: list[torch.Tensor]) -> Direction:
     w, r = c[1][direction], c[2][direction]
     input_bias, state_bias = _biases(c, direction, 3)
     h = _start(c, 5, direction, c[0])
@@ -65,7 +65,7 @@ def _gru_direction(c: Call, direction: int, steps: list[torch.Tensor]) -> Direct
     return kept, h, None
 
 
-def _rnn_direction(c: Call, direction: int, steps: list[torch.Tensor]) -> Direction:
+def _rnn_direction(c: OperatorCall, direction: int, steps: list[torch.Tensor]) -> Direction:
     w, r = c[1][direction], c[2][direction]
     input_bias, state_bias = _biases(c, direction, 1)
     h, kept = _start(c, 5, direction, c[0]), []
@@ -80,7 +80,7 @@ _USUAL = {"LSTM": ["Sigmoid", "Tanh", "Tanh"], "GRU": ["Sigmoid", "Tanh"], "RNN"
 
 
 @rule("LSTM", "GRU", "RNN")
-def _recurrent(c: Call) -> list[torch.Tensor]:
+def _recurrent(c: OperatorCall) -> list[torch.Tensor]:
     way = c.attr("direction", "forward")
     count = 2 if way == "bidirectional" else 1
     functions = c.attr("activations")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from planner.runtime.operators.call import RULES, Call, dims_of, rule
+from planner.runtime.operators.call import RULES, OperatorCall, dims_of, rule
 
 _Reduction = Callable[[torch.Tensor, tuple[int, ...], bool], torch.Tensor]
 
@@ -35,7 +35,7 @@ _REDUCTIONS: dict[str, _Reduction] = {
 }
 
 
-def _reduced(c: Call) -> torch.Tensor:
+def _reduced(c: OperatorCall) -> torch.Tensor:
     axes = c.ints(1, "axes")
     if not axes and c.attr("noop_with_empty_axes", 0):
         return c[0]
@@ -47,7 +47,7 @@ RULES.update(dict.fromkeys(_REDUCTIONS, _reduced))
 
 
 @rule("ArgMax", "ArgMin")
-def _extreme_place(c: Call) -> torch.Tensor:
+def _extreme_place(c: OperatorCall) -> torch.Tensor:
     axis, keep = int(c.attr("axis", 0)), bool(c.attr("keepdims", 1))
     x = c[0] if c.op == "ArgMax" else -c[0]
     if c.attr("select_last_index", 0):
@@ -56,7 +56,7 @@ def _extreme_place(c: Call) -> torch.Tensor:
 
 
 @rule("CumSum", "CumProd")
-def _cumulative(c: Call) -> torch.Tensor:
+def _cumulative(c: OperatorCall) -> torch.Tensor:
     axis, sums = (c.ints(1) or [0])[0], c.op == "CumSum"
     x = c[0].flip(axis) if c.attr("reverse", 0) else c[0]
     if c.attr("exclusive", 0):
@@ -67,7 +67,7 @@ def _cumulative(c: Call) -> torch.Tensor:
 
 
 @rule("TopK")
-def _top_k(c: Call) -> list[torch.Tensor]:
+def _top_k(c: OperatorCall) -> list[torch.Tensor]:
     k = (c.ints(1, "k") or [1])[0]
     axis = int(c.attr("axis", -1))
     order = torch.sort(c[0].detach(), dim=axis, descending=bool(c.attr("largest", 1)), stable=True).indices

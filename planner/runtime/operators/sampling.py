@@ -7,25 +7,25 @@ import math
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from planner.runtime.operators.call import Call, rule
+from planner.runtime.operators.call import OperatorCall, rule
 
 _MODES = {"linear": "bilinear", "bilinear": "bilinear", "nearest": "nearest", "cubic": "bicubic", "bicubic": "bicubic"}
 """Interpolations of `GridSample`, by their name in any operator set, as torch calls them."""
 
 
 @rule("GridSample")
-def _grid_sample(c: Call) -> torch.Tensor:
+def _grid_sample(c: OperatorCall) -> torch.Tensor:
     mode, padding = _MODES[str(c.attr("mode", "linear"))], c.attr("padding_mode", "zeros")
     return F.grid_sample(c[0], c[1].to(c[0].dtype), mode, padding, bool(c.attr("align_corners", 0)))
 
 
 @rule("AffineGrid")
-def _affine_grid(c: Call) -> torch.Tensor:
+def _affine_grid(c: OperatorCall) -> torch.Tensor:
     return F.affine_grid(c[0], c.ints(1) or [], bool(c.attr("align_corners", 0)))
 
 
 @rule("Col2Im")
-def _columns_to_image(c: Call) -> torch.Tensor:
+def _columns_to_image(c: OperatorCall) -> torch.Tensor:
     """The sum of each place's entries in all windows: an addition to the flattened, padded image."""
     image, block = c.ints(1) or [], c.ints(2) or []
     rank = len(image)
@@ -55,7 +55,7 @@ def _complex(x: torch.Tensor) -> torch.Tensor:
 
 
 @rule("DFT")
-def _fourier(c: Call) -> torch.Tensor:
+def _fourier(c: OperatorCall) -> torch.Tensor:
     axis = (c.ints(2) or [int(c.attr("axis", 1 if c.opset < 20 else -2))])[0] % c[0].dim()
     given = c.ints(1)
     if c.attr("inverse", 0) and c.attr("onesided", 0):
@@ -67,7 +67,7 @@ def _fourier(c: Call) -> torch.Tensor:
 
 
 @rule("STFT")
-def _short_time_fourier(c: Call) -> torch.Tensor:
+def _short_time_fourier(c: OperatorCall) -> torch.Tensor:
     window, given = c.get(2), c.ints(3)
     length = given[0] if given else int(c[2].shape[0])
     signal = _complex(c[0] if c[0].dim() == 3 else c[0].unsqueeze(-1))

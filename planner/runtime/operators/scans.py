@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from planner.errors import ModelError
-from planner.runtime.operators.call import Call, rule
+from planner.runtime.operators.call import OperatorCall, rule
 from planner.runtime.operators.kernels import repeated
 
 
@@ -72,7 +72,7 @@ def _by_head(x: torch.Tensor, heads: int) -> torch.Tensor:
 
 
 @rule("LinearAttention")
-def _linear_attention(c: Call) -> list[torch.Tensor]:
+def _linear_attention(c: OperatorCall) -> list[torch.Tensor]:
     query_heads, heads = int(c.attr("q_num_heads", 0)), int(c.attr("kv_num_heads", 0))
     update = str(c.attr("update_rule", "gated_delta"))
     if update not in ("linear", "gated", "delta", "gated_delta"):
@@ -98,7 +98,7 @@ def _linear_attention(c: Call) -> list[torch.Tensor]:
 
 
 @rule("shardplan.StateSpaceScan")
-def _state_space_scan(c: Call) -> torch.Tensor:
+def _state_space_scan(c: OperatorCall) -> torch.Tensor:
     heads, groups = int(c.attr("num_heads", 1)), int(c.attr("num_groups", 1))
 
     def function(

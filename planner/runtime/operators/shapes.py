@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from planner.errors import ModelError
-from planner.runtime.operators.call import RULES, Call, dims_of, rule
+from planner.runtime.operators.call import RULES, OperatorCall, dims_of, rule
 from planner.runtime.operators.elementwise import torch_type
 
 RULES.update(
@@ -22,7 +22,7 @@ RULES.update(
 
 
 @rule("Reshape")
-def _reshape(c: Call) -> torch.Tensor:
+def _reshape(c: OperatorCall) -> torch.Tensor:
     shape = c.ints(1, "shape") or []
     if not c.attr("allowzero", 0):
         shape = [c[0].shape[d] if size == 0 else size for d, size in enumerate(shape)]
@@ -30,7 +30,7 @@ def _reshape(c: Call) -> torch.Tensor:
 
 
 @rule("Flatten")
-def _flatten(c: Call) -> torch.Tensor:
+def _flatten(c: OperatorCall) -> torch.Tensor:
     axis = int(c.attr("axis", 1))
     rows = 1
     for size in c[0].shape[: axis if axis >= 0 else c[0].dim() + axis]:
@@ -39,14 +39,14 @@ def _flatten(c: Call) -> torch.Tensor:
 
 
 @rule("Squeeze")
-def _squeeze(c: Call) -> torch.Tensor:
+def _squeeze(c: OperatorCall) -> torch.Tensor:
     axes = c.ints(1, "axes")
     gone = {d for d, size in enumerate(c[0].shape) if size == 1} if axes is None else set(dims_of(c[0], axes))
     return c[0].reshape([size for d, size in enumerate(c[0].shape) if d not in gone])
 
 
 @rule("Unsqueeze")
-def _unsqueeze(c: Call) -> torch.Tensor:
+def _unsqueeze(c: OperatorCall) -> torch.Tensor:
     axes = c.ints(1, "axes") or []
     x, rank = c[0], c[0].dim() + len(axes)
     for axis in sorted(a % rank for a in axes):
@@ -55,7 +55,7 @@ def _unsqueeze(c: Call) -> torch.Tensor:
 
 
 @rule("Split")
-def _split(c: Call) -> list[torch.Tensor]:
+def _split(c: OperatorCall) -> list[torch.Tensor]:
     axis = int(c.attr("axis", 0))
     sizes, whole = c.ints(1, "split"), c[0].shape[axis]
     if sizes is None:
@@ -65,7 +65,7 @@ def _split(c: Call) -> list[torch.Tensor]:
 
 
 @rule("Slice")
-def _slice(c: Call) -> torch.Tensor:
+def _slice(c: OperatorCall) -> torch.Tensor:
     starts, ends = c.ints(1, "starts") or [], c.ints(2, "ends") or []
     axes = c.ints(3, "axes") or list(range(len(starts)))
     steps = c.ints(4) or [1] * len(starts)
@@ -84,7 +84,7 @@ def _slice(c: Call) -> torch.Tensor:
 
 
 @rule("Pad")
-def _pad(c: Call) -> torch.Tensor:
+def _pad(c: OperatorCall) -> torch.Tensor:
     x, pads = c[0], c.ints(1, "pads") or []
     axes = dims_of(x, c.ints(3))
     before, after = [0] * x.dim(), [0] * x.dim()
@@ -116,7 +116,7 @@ def _padded_along(x: torch.Tensor, d: int, before: int, after: int, mode: str) -
 
 
 @rule("Constant")
-def _constant(c: Call) -> torch.Tensor:
+def _constant(c: OperatorCall) -> torch.Tensor:
     for name in ("value", "value_int", "value_ints", "value_float", "value_floats"):
         if name in c.attributes:
             value = c.attributes[name]
@@ -126,14 +126,14 @@ def _constant(c: Call) -> torch.Tensor:
 
 
 @rule("ConstantOfShape")
-def _constant_of_shape(c: Call) -> torch.Tensor:
+def _constant_of_shape(c: OperatorCall) -> torch.Tensor:
     value = c.attr("value")
     value = torch.zeros(1, dtype=c.context.float_dtype) if value is None else value
     return value.reshape(()).expand(c.ints(0) or []).clone()
 
 
 @rule("Range")
-def _range(c: Call) -> torch.Tensor:
+def _range(c: OperatorCall) -> torch.Tensor:
     start, limit, step = (v if v is not None else c[i] for i, v in enumerate(c.values or c.inputs))
     if start is None or limit is None or step is None or any(v.is_meta for v in (start, limit, step)):
         raise ModelError("a Range whose length depends on data", where=c.name, hint="export with fixed shapes")
@@ -141,7 +141,7 @@ def _range(c: Call) -> torch.Tensor:
 
 
 @rule("EyeLike")
-def _eye_like(c: Call) -> torch.Tensor:
+def _eye_like(c: OperatorCall) -> torch.Tensor:
     dtype = c[0].dtype if c.attr("dtype") is None else torch_type(int(c.attr("dtype")), c.context.float_dtype)
     rows, columns = c[0].shape
     offset = int(c.attr("k", 0))
@@ -150,13 +150,13 @@ def _eye_like(c: Call) -> torch.Tensor:
 
 
 @rule("Trilu", "com.microsoft.Trilu")
-def _triangle(c: Call) -> torch.Tensor:
+def _triangle(c: OperatorCall) -> torch.Tensor:
     offset = int(c.scalar(1, 0))
     return torch.triu(c[0], offset) if c.attr("upper", 1) else torch.tril(c[0], offset)
 
 
 @rule("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
-def _random(c: Call) -> torch.Tensor:
+def _random(c: OperatorCall) -> torch.Tensor:
     shape = list(c[0].shape) if c.op.endswith("Like") else list(c.attr("shape"))
     dtype = c.context.float_dtype
     if "Normal" in c.op:
@@ -167,7 +167,7 @@ def _random(c: Call) -> torch.Tensor:
 
 
 @rule("DepthToSpace")
-def _depth_to_space(c: Call) -> torch.Tensor:
+def _depth_to_space(c: OperatorCall) -> torch.Tensor:
     b, depth, h, w = c[0].shape
     n = int(c.attr("blocksize"))
     if c.attr("mode", "DCR") == "DCR":
@@ -178,7 +178,7 @@ def _depth_to_space(c: Call) -> torch.Tensor:
 
 
 @rule("SpaceToDepth")
-def _space_to_depth(c: Call) -> torch.Tensor:
+def _space_to_depth(c: OperatorCall) -> torch.Tensor:
     b, depth, h, w = c[0].shape
     n = int(c.attr("blocksize"))
     order = (0, 3, 5, 1, 2, 4) if c.attr("mode", "DCR") == "DCR" else (0, 1, 3, 5, 2, 4)
@@ -187,7 +187,7 @@ def _space_to_depth(c: Call) -> torch.Tensor:
 
 
 @rule("SplitToSequence")
-def _split_to_sequence(c: Call) -> list[list[torch.Tensor]]:
+def _split_to_sequence(c: OperatorCall) -> list[list[torch.Tensor]]:
     axis, sizes = int(c.attr("axis", 0)), c.ints(1)
     whole = c[0].shape[axis]
     given = c.get(1)
@@ -201,16 +201,16 @@ def _split_to_sequence(c: Call) -> list[list[torch.Tensor]]:
 
 
 @rule("SequenceConstruct")
-def _sequence(c: Call) -> list[list[torch.Tensor]]:
+def _sequence(c: OperatorCall) -> list[list[torch.Tensor]]:
     return [[x for x in c.inputs if x is not None]]
 
 
 @rule("SequenceAt")
-def _sequence_at(c: Call) -> torch.Tensor:
+def _sequence_at(c: OperatorCall) -> torch.Tensor:
     return c[0][(c.ints(1) or [0])[0]]
 
 
 @rule("ConcatFromSequence")
-def _concat_from_sequence(c: Call) -> torch.Tensor:
+def _concat_from_sequence(c: OperatorCall) -> torch.Tensor:
     pieces, axis = list(c[0]), int(c.attr("axis"))
     return torch.stack(pieces, axis) if c.attr("new_axis", 0) else torch.cat(pieces, axis)
