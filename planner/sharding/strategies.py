@@ -173,13 +173,6 @@ class _Request:
     options: Options
 
     @functools.cached_property
-    def quiet(self) -> frozenset[SplitKind]:
-        """Kinds of splits under which the operator's ranks exchange nothing."""
-        windows = any(access.halo for nest in self.spec.nests for access in nest.reads)
-        kinds = {SplitKind.REPEAT, SplitKind.PARTIAL}
-        return frozenset(kinds if windows else kinds | {SplitKind.CUT})
-
-    @functools.cached_property
     def _identity(self) -> tuple[object, ...]:
         return self.call.signature(), self.spec.nests, self.sizes, self.item_bytes, self.options
 
@@ -194,8 +187,6 @@ def _exchanges(
     request: _Request, axis_choices: Sequence[AxisChoice], reads: Mapping[int, TensorLayout]
 ) -> tuple[InnerExchange, ...]:
     """Exchanges inside the operator along all axes, at the sizes that are left when all axes are cut."""
-    if request.quiet.issuperset(choice.kind for choice in axis_choices):
-        return ()
     nests = axis_choices[-1].left.nests if axis_choices else ()
     shapes = {
         p: shard_shape(tensor.shape, layout, request.sizes)
