@@ -22,7 +22,7 @@ import numpy as np
 from planner.graph import Chain, Graph, per_model
 from planner.operators.types import SavedBytes
 from planner.sharding.block_search import BlockPoints
-from planner.sharding.inner_points import BlockProblem, BlockView, InnerPoint
+from planner.sharding.inner_points import BlockProblem, BlockView, InnerPoint, Sizes
 from planner.sharding.mesh import Mesh
 from planner.sharding.problem import GraphFacts, Setting, WorkSeconds
 from planner.sharding.resting import Boundaries, Boundary, variants
@@ -88,10 +88,15 @@ class BlockSharding:
             point,
             decision={renamed(name): choice for name, choice in point.decision.items()},
             communication=tuple(replace(c, tensor=renamed(c.tensor)) for c in point.communication),
-            saved=tuple((renamed(storage), size) for storage, size in point.saved),
-            checkpoints=tuple((renamed(name), size) for name, size in point.checkpoints),
-            weights=tuple((renamed(name), fraction) for name, fraction in point.weights),
+            saved=self.named_sizes(point.saved),
+            checkpoints=self.named_sizes(point.checkpoints),
+            weights=self.named_sizes(point.weights),
         )
+
+    def named_sizes(self, sizes: Sizes) -> Sizes:
+        """Sizes of tensors or storages under their names here."""
+        names = self.names
+        return tuple([(names.get(name, name), size) for name, size in sizes])
 
     def named_as(self, name: str) -> str:
         """The name here of a variable of the solved block (`op:` and an operator's key, or a tensor's name)."""

@@ -164,7 +164,7 @@ def _arrays(
     """The costs of a choice of a point for each block, for given layouts of the tensors between blocks."""
     trained = trained_parameters(costs.graph)
     parameters = tuple(
-        _held_parameters(trained, ((block.named_as(name), part) for name, part in point.weights))
+        _held_parameters(trained, block.named_sizes(point.weights))
         for block, point in zip(costs.blocks, picked, strict=True)
     )
     return ShardedCosts(

@@ -14,7 +14,7 @@ import numpy as np
 from planner.hardware.types import Collective
 from planner.operators import needs_gradient
 from planner.sharding.inner import InnerCosts
-from planner.sharding.inner_points import operand_bytes, rerun_s
+from planner.sharding.inner_points import Sizes, operand_bytes, rerun_s
 from planner.sharding.layout import REPLICATED, shard_elements
 from planner.sharding.mesh import AxisRole, axes_text
 from planner.sharding.sharded import ShardedCosts
@@ -31,9 +31,6 @@ from planner.space.types import BlockCosts, InnerReplicas, Selective
 
 _SUMMING = (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.ALL_GATHER)
 """Collectives of which recipes of gradients and weights are made."""
-
-Sizes = tuple[tuple[str, float], ...]
-"""Names of storages, with the bytes of each that a rank holds."""
 
 
 def sharded_block_costs(inner: InnerCosts, sharded: ShardedCosts, element_s: float, number: int) -> BlockCosts:
@@ -157,8 +154,7 @@ def sharded_repeats(inner: InnerCosts, sharded: ShardedCosts, reruns: Callable[[
 
 def _saved_by_block(inner: InnerCosts, sharded: ShardedCosts) -> list[Sizes]:
     """By block, the storages that a rank keeps, with their bytes."""
-    picked = zip(inner.blocks, sharded.points, strict=True)
-    return [tuple((block.named_as(name), size) for name, size in point.saved) for block, point in picked]
+    return [block.named_sizes(point.saved) for block, point in zip(inner.blocks, sharded.points, strict=True)]
 
 
 def on_all_types(costs: BlockCosts, types: int) -> BlockCosts:
