@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import heapq
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,48 +74,44 @@ def _narrowed(f: Factor) -> Factor:
     return Factor(tuple(v for v, n in zip(f.variables, f.table.shape, strict=True) if n > 1), np.squeeze(f.table))
 
 
-class _Order:
-    """Elimination order: next the variable whose elimination makes the smallest table; ties to the lower index.
+_Next = tuple[int, int, tuple[int, ...]]
+"""A variable to eliminate, the entries of its table and its neighbours."""
+
+
+def _ordered(
+    sizes: Sequence[int], tables: Iterable[tuple[int, ...]], keep: Sequence[int], *, left: bool = False
+) -> Iterator[_Next]:
+    """The variables but some, next the one whose elimination makes the smallest table; ties to the lower index.
 
     The table counts with the variable, or as what is left of it without (`left`). The sizes of tables are kept in a
     heap; outdated entries are dropped when they come up. O(log variables) a change.
     """
+    kept, near = frozenset(keep), {v: set[int]() for v in range(len(sizes))}
+    for variables in tables:
+        for v in variables:
+            near[v].update(variables)
+            near[v].discard(v)
 
-    def __init__(
-        self, sizes: Sequence[int], tables: Iterable[tuple[int, ...]], keep: Sequence[int] = (), *, left: bool = False
-    ) -> None:
-        self.sizes, self.keep, self.left = sizes, frozenset(keep), left
-        self.near: dict[int, set[int]] = {v: set() for v in range(len(sizes))}
-        for variables in tables:
-            for v in variables:
-                self.near[v].update(variables)
-                self.near[v].discard(v)
-        self.entries = {v: self._entries(v) for v in self.near.keys() - self.keep}
-        self.heap = [(n, v) for v, n in self.entries.items()]
-        heapq.heapify(self.heap)
+    def entries_of(v: int) -> int:
+        return (1 if left else sizes[v]) * math.prod(sizes[n] for n in near[v])
 
-    def _entries(self, v: int) -> int:
-        return (1 if self.left else self.sizes[v]) * math.prod(self.sizes[n] for n in self.near[v])
-
-    def pop(self) -> _Next | None:
-        """The next variable, the entries of its table and its neighbours; None when none is left."""
-        while self.heap:
-            entries, v = heapq.heappop(self.heap)
-            if v not in self.near or self.entries[v] != entries:
-                continue
-            around = self.near.pop(v)
-            for n in around - self.keep:
-                self.near[n] |= around
-                self.near[n] -= {n, v}
-            for n in around - self.keep:
-                self.entries[n] = self._entries(n)
-                heapq.heappush(self.heap, (self.entries[n], n))
-            return v, entries * (self.sizes[v] if self.left else 1), tuple(sorted(around))
-        return None
+    entries = {v: entries_of(v) for v in near.keys() - kept}
+    heap = [(n, v) for v, n in entries.items()]
+    heapq.heapify(heap)
+    while heap:
+        count, v = heapq.heappop(heap)
+        if v not in near or entries[v] != count:
+            continue
+        around = near.pop(v)
+        for n in around - kept:
+            near[n] |= around
+            near[n] -= {n, v}
+        for n in around - kept:
+            entries[n] = entries_of(n)
+            heapq.heappush(heap, (entries[n], n))
+        yield v, count * (sizes[v] if left else 1), tuple(sorted(around))
 
 
-_Next = tuple[int, int, tuple[int, ...]]
-"""A variable to eliminate, the entries of its table and its neighbours."""
 Variables = tuple[tuple[int, ...], ...]
 """By table, its variables."""
 
@@ -158,10 +154,10 @@ def _order(sizes: tuple[int, ...], tables: Variables, keep: tuple[int, ...]) -> 
     Variables that hang together closely, as those of a scan and its gates, need far smaller tables if what is left
     counts; others need larger ones.
     """
-    order = tuple(iter(_Order(sizes, tables, keep).pop, None))
+    order = tuple(_ordered(sizes, tables, keep))
     if _widest(order) < WIDE:
         return order
-    return min(order, tuple(iter(_Order(sizes, tables, keep, left=True).pop, None)), key=_widest)
+    return min(order, tuple(_ordered(sizes, tables, keep, left=True)), key=_widest)
 
 
 def _widest(order: Iterable[_Next]) -> int:
