@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -70,17 +70,17 @@ class BlockPoints(Mapping[Boundaries, tuple[InnerPoint, ...]]):
         joint = _Joint.of(self.block, self._boundaries, _uncut, uncut=True)
         return joint if joint.is_small else None
 
-    @functools.cached_property
+    @property
     def unsolved(self) -> bool:
         """Whether the block has no points because tables would be too large even with all axes tied."""
         return self._joint is None
 
-    @functools.cached_property
+    @property
     def tied(self) -> tuple[int, ...]:
         """Mesh axes, by index, that are tied because tables would be too large; empty if all layouts are searched."""
         return self._joint.tied if self._joint else ()
 
-    @functools.cached_property
+    @property
     def uncut(self) -> bool:
         """Whether every rank runs all of the block, because tables would be too large for anything else."""
         return self._joint is not None and self._joint.uncut
@@ -102,15 +102,11 @@ class BlockPoints(Mapping[Boundaries, tuple[InnerPoint, ...]]):
 
     @functools.cached_property
     def _priced_choices(self) -> np.ndarray:
-        """[boundary layouts, prices, variables] the best choices; the tables that they come from are forgotten."""
+        """[boundary layouts, prices, variables] the best choices."""
         joint, first = _required(self._joint), self._first
         priced = joint.priced(first, int(first.totals.argmin()))
-        first.forget_choices()
-        layouts, prices = priced.totals.shape
-        rows = priced.choices_of(np.indices((layouts, prices)).reshape(2, -1).T)[:, : joint.count]
-        self.__dict__["_joint"] = joint.without_tables()
-        self.block.forget_tables()
-        return rows.reshape(layouts, prices, -1).astype(np.min_scalar_type(max(map(len, joint.problem.choices))))
+        rows = priced.choices_of(np.indices(priced.totals.shape).reshape(2, -1).T)[:, : joint.count]
+        return rows.reshape(*priced.totals.shape, -1)
 
     def _points(self, boundary: Boundaries) -> tuple[InnerPoint, ...]:
         if not math.isfinite(self.least_s(boundary)):
@@ -223,10 +219,6 @@ class _Joint:
     def _merged(self, v: int) -> int:
         """The boundary layout in place of a boundary tensor."""
         return self.count if v in self.ends else v
-
-    def without_tables(self) -> _Joint:
-        """The names and choices alone, which `decision` needs."""
-        return replace(self, problem=self.problem.without_tables())
 
     @property
     def count(self) -> int:

@@ -215,10 +215,6 @@ class Minima:
     _kept: tuple[int, ...]
     _eliminated: list[tuple[int, tuple[int, ...], np.ndarray]]
 
-    def forget_choices(self) -> None:
-        """Free the memory of all but the sums: `choices` and `choices_of` are asked no more."""
-        self._eliminated.clear()
-
     def choices(self, at: Sequence[int]) -> tuple[int, ...]:
         """The choice of every variable that reaches the least sum under one choice of each kept variable."""
         return tuple(self.choices_of(np.asarray([at], dtype=np.int64))[0].tolist())

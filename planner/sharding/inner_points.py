@@ -155,10 +155,6 @@ class BlockProblem:
         """The problem with free boundary layouts."""
         return formulate(self.setting, self.facts)
 
-    def forget_tables(self) -> None:
-        """Free the memory of the tables; they are made anew where they are asked for."""
-        self.__dict__.pop("free", None)
-
     @property
     def shares(self) -> tuple[tuple[float, int], ...]:
         """Shares of work that the strategies leave a rank and the pieces in which it does them, largest first."""
