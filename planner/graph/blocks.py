@@ -10,6 +10,7 @@ import functools
 import hashlib
 import itertools
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -258,13 +259,9 @@ def _block_layer(graph: Graph, nodes: Sequence[int]) -> str:
 
 
 def _names(wanted: Sequence[str]) -> list[str]:
-    totals: dict[str, int] = {}
+    totals, seen, names = Counter(wanted), Counter[str](), []
     for name in wanted:
-        totals[name] = totals.get(name, 0) + 1
-    seen: dict[str, int] = {}
-    names = []
-    for name in wanted:
-        seen[name] = seen.get(name, 0) + 1
+        seen[name] += 1
         names.append(f"{name}[{seen[name]}/{totals[name]}]" if totals[name] > 1 else name)
     return names
 

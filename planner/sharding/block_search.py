@@ -61,9 +61,8 @@ class BlockPoints(Mapping[Boundaries, tuple[InnerPoint, ...]]):
         """
         axes = len(self.block.setting.mesh.axes)
         pairs = [(a, a + 1) for a in range(axes - 1)] if axes > 2 else []
-        alike: dict[int, np.ndarray] = {}
         for tied in ((), *pairs, tuple(range(axes))):
-            keeps = functools.partial(_same_on, alike, tied) if tied else None
+            keeps = functools.partial(_same_on, tied) if tied else None
             joint = _Joint.of(self.block, self._boundaries, keeps, tied)
             if joint.is_small:
                 return joint
@@ -131,27 +130,15 @@ def _required(found: _Found | None) -> _Found:
     return found
 
 
-def _alike(choice: Choice) -> list[bool]:
-    """For each mesh axis but the last, whether a choice is the same on it and on the next."""
-    rows: Sequence[Sequence[object]]
-    if isinstance(choice, Strategy):
-        rows = [choice.splits, *(layout for _, layout in (*choice.reads, *choice.writes))]
-    else:
-        rows = choice.layouts
-    return [all(row[a] == row[a + 1] for row in rows) for a in range(len(rows[0]) - 1)]
+def _same_on(axes: Sequence[int], choices: Sequence[Choice]) -> np.ndarray:
+    """Which choices are the same on all of some axes, bool [choices]."""
 
+    def rows(choice: Choice) -> Sequence[Sequence[object]]:
+        if isinstance(choice, Strategy):
+            return [choice.splits, *(layout for _, layout in (*choice.reads, *choice.writes))]
+        return choice.layouts
 
-def _same_on(known: dict[int, np.ndarray], axes: Sequence[int], choices: Sequence[Choice]) -> np.ndarray:
-    """Which choices are the same on some neighbouring axes, bool [choices].
-
-    Args:
-        known: by identity of choices, `_alike` of each.
-        axes: the axes, ascending.
-        choices: the choices of a variable.
-    """
-    if id(choices) not in known:
-        known[id(choices)] = np.asarray([_alike(choice) for choice in choices]).reshape(len(choices), -1)
-    return np.asarray(known[id(choices)][:, list(axes[:-1])].all(axis=1))
+    return np.asarray([all(row[a] == row[axes[0]] for row in rows(choice) for a in axes) for choice in choices])
 
 
 def _uncut(choices: Sequence[Choice]) -> np.ndarray:
