@@ -86,11 +86,12 @@ class BlockPoints(Mapping[Boundaries, tuple[InnerPoint, ...]]):
 
     @functools.cached_property
     def _first(self) -> Minima:
-        return _required(self._joint).fastest()
+        """The fastest choices under each boundary layout: memory is free."""
+        return _required(self._joint).solved(np.zeros((1, 2)))
 
     def least_s(self, boundary: Boundaries) -> float:
         """Least seconds of forward, backward and a micro-batch's part of the update; infinite without any point."""
-        return math.inf if self.unsolved else float(self._first.totals[self._boundaries.index(boundary)])
+        return math.inf if self.unsolved else float(self._first.totals[self._boundaries.index(boundary), 0])
 
     def __getitem__(self, boundary: Boundaries) -> tuple[InnerPoint, ...]:
         if boundary not in self._boundaries:
@@ -102,8 +103,8 @@ class BlockPoints(Mapping[Boundaries, tuple[InnerPoint, ...]]):
     @functools.cached_property
     def _priced_choices(self) -> np.ndarray:
         """[boundary layouts, prices, variables] the best choices."""
-        joint, first = _required(self._joint), self._first
-        priced = joint.priced(first, int(first.totals.argmin()))
+        joint = _required(self._joint)
+        priced = joint.solved(joint.prices(self._first))
         rows = priced.choices_of(np.indices(priced.totals.shape).reshape(2, -1).T)[:, : joint.count]
         return rows.reshape(*priced.totals.shape, -1)
 
@@ -226,24 +227,13 @@ class _Joint:
         linked = [sorted({self._merged(v) for v in pair}) for pair in self.problem.linked]
         return all(self.problem.sizes) and len(PAIRS) * table_entries(self.sizes, linked, (self.count,)) <= LIMIT
 
-    def fastest(self) -> Minima:
-        """The fastest choices under each boundary layout."""
-        problem, last = self.problem, self.count
-        own_tables = [
-            Factor((last,), time[self.ends[v]]) if v in self.ends else Factor((v,), time)
-            for v, time in enumerate(problem.seconds)
-        ]
-        return _required(minima(self.sizes, [*own_tables, *self.links], (last,)))
-
-    def priced(self, first: Minima, at: int) -> Minima:
+    def solved(self, prices: np.ndarray) -> Minima:
         """The best choices under each boundary layout and pair of prices.
 
         Args:
-            first: the fastest choices.
-            at: the boundary layout whose time and memory are the units of the prices.
+            prices: float64 [pairs, 2] seconds a byte of activations and of weights.
         """
         problem, last = self.problem, self.count
-        prices = self._prices(first, at)
         tables: dict[tuple[int, int, bool], np.ndarray] = {}
         own_tables = []
         for v, (time, kept) in enumerate(zip(problem.seconds, problem.bytes, strict=True)):
@@ -255,12 +245,16 @@ class _Joint:
             own_tables.append(Factor((last if end else v, last + 1), tables[key][self.ends[v]] if end else tables[key]))
         return _required(minima((*self.sizes, len(prices)), [*own_tables, *self.links], (last, last + 1)))
 
-    def _prices(self, first: Minima, at: int) -> np.ndarray:
-        """Prices in seconds a byte of activations and of weights, float64 [pairs, 2], in the order of `PAIRS`."""
-        held = [0.0, 0.0]
-        for v, c in enumerate(self.full(first.choices((at,)), at)):
+    def prices(self, first: Minima) -> np.ndarray:
+        """Prices in seconds a byte of activations and of weights, float64 [pairs, 2], in the order of `PAIRS`.
+
+        Args:
+            first: the fastest choices; the time and memory of the fastest of all are the units.
+        """
+        at, held = int(first.totals.argmin()), [0.0, 0.0]
+        for v, c in enumerate(self.full(first.choices((at, 0)), at)):
             held[self._is_weight(v)] += float(self.problem.bytes[v][c])
-        units = [float(first.totals[at]) / max(1.0, held_bytes) for held_bytes in held]
+        units = [float(first.totals.min()) / max(1.0, held_bytes) for held_bytes in held]
         return np.asarray([[a * units[0], w * units[1]] for a, w in PAIRS])
 
     def full(self, choices: Sequence[int], at: int) -> list[int]:
