@@ -11,7 +11,7 @@ import numpy as np
 
 from planner.costs.types import Profile
 from planner.graph import Graph, Note
-from planner.graph.blocks import layer_of
+from planner.graph.blocks import layers_along
 from planner.operators.saved import unique_bytes
 from planner.operators.types import Origin
 
@@ -122,14 +122,9 @@ class CostReport:
 
 def cost_report(graph: Graph, profile: Profile) -> CostReport:
     """Sum a profile up. O(nodes)."""
-    nodes = range(len(graph.nodes))
-    layers: dict[str, list[int]] = {}
-    last = ""
-    for i in nodes:
-        last = layer_of(graph.nodes[i].module) or last
-        layers.setdefault(last or "(no module)", []).append(i)
-    operators: dict[str, list[int]] = {}
-    for i in nodes:
+    nodes, layers, operators = range(len(graph.nodes)), dict[str, list[int]](), dict[str, list[int]]()
+    for i, layer in enumerate(layers_along(graph, nodes)):
+        layers.setdefault(layer or "(no module)", []).append(i)
         operators.setdefault(graph.nodes[i].op, []).append(i)
     rows = _merged([_group(graph, profile, name, members) for name, members in layers.items()])
     by_operator = [_group(graph, profile, name, members) for name, members in operators.items()]

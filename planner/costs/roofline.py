@@ -34,7 +34,7 @@ import numpy as np
 from planner.costs.work import OperatorWork
 from planner.errors import HardwareError
 from planner.graph import Graph, Note, NoteLevel, TensorKind, per_model
-from planner.graph.blocks import layer_of
+from planner.graph.blocks import layers_along
 from planner.hardware.types import NARROW_FORMATS, Device
 from planner.operators.specs import needs_gradient
 
@@ -181,12 +181,8 @@ def _vector_peak(device: Device) -> float:
 def _layers(graph: Graph) -> np.ndarray:
     """Number of each node's layer; nodes without a module belong to their predecessor's."""
     numbers: dict[str, int] = {}
-    layers = np.zeros(len(graph.nodes), dtype=np.int64)
-    last = ""
-    for i, node in enumerate(graph.nodes):
-        last = layer_of(node.module) or last
-        layers[i] = numbers.setdefault(last, len(numbers))
-    return layers
+    layers = layers_along(graph, range(len(graph.nodes)))
+    return np.array([numbers.setdefault(layer, len(numbers)) for layer in layers], dtype=np.int64)
 
 
 @per_model

@@ -10,6 +10,7 @@ import functools
 import hashlib
 import itertools
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -143,7 +144,7 @@ def build_chain(graph: Graph) -> Chain:
     order = linear_order(graph, [i for i in range(len(graph.nodes)) if not side[i]])
     if not order:
         raise ModelError("no operator computes anything of the input", where=graph.name, hint="check the export")
-    layers = _layers_along(graph, order)
+    layers = layers_along(graph, order)
     cuts = _choose_cuts(graph, order, layers)
     bounds = [0, *cuts, len(order)]
     members = [tuple(order[a:b]) for a, b in itertools.pairwise(bounds) if b > a]
@@ -159,8 +160,8 @@ def build_chain(graph: Graph) -> Chain:
     return Chain(graph, blocks, tuple(int(i) for i in np.flatnonzero(uses > 1)))
 
 
-def _layers_along(graph: Graph, order: Sequence[int]) -> list[str]:
-    """Layer of each node of the order; nodes without a module take their predecessor's."""
+def layers_along(graph: Graph, order: Sequence[int]) -> list[str]:
+    """Layer of each node of an order; nodes without a module take their predecessor's, the first ones ""."""
     layers, last = [], ""
     for i in order:
         last = layer_of(graph.nodes[i].module) or last
@@ -258,13 +259,9 @@ def _block_layer(graph: Graph, nodes: Sequence[int]) -> str:
 
 
 def _names(wanted: Sequence[str]) -> list[str]:
-    totals: dict[str, int] = {}
+    totals, seen, names = Counter(wanted), Counter[str](), []
     for name in wanted:
-        totals[name] = totals.get(name, 0) + 1
-    seen: dict[str, int] = {}
-    names = []
-    for name in wanted:
-        seen[name] = seen.get(name, 0) + 1
+        seen[name] += 1
         names.append(f"{name}[{seen[name]}/{totals[name]}]" if totals[name] > 1 else name)
     return names
 

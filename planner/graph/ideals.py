@@ -76,11 +76,18 @@ Member = TypeVar("Member", str, tuple[str, int])
 
 
 def group_leaders(pairs: Iterable[tuple[Member, Member]]) -> dict[Member, Member]:
-    """By member, the least member of its connected component; a pair of one member twice adds it alone."""
-    import networkx
+    """By member, the least member of its connected component; a pair of one member twice adds it alone.
 
-    groups = ((min(group), group) for group in networkx.connected_components(networkx.Graph(pairs)))
-    return {member: least for least, group in groups for member in group}
+    The smaller of two groups that meet joins the larger: O(pairs log pairs), without the 0.1 s that networkx loads for.
+    """
+    groups: dict[Member, set[Member]] = {}
+    for pair in pairs:
+        small, large = sorted((groups.setdefault(member, {member}) for member in pair), key=len)
+        if small is not large:
+            large |= small
+            groups.update(dict.fromkeys(small, large))
+    leaders = {id(group): min(group) for group in {id(group): group for group in groups.values()}.values()}
+    return {member: leaders[id(group)] for member, group in groups.items()}
 
 
 def words(count: int) -> int:

@@ -396,7 +396,7 @@ def _entry(plan: Plan, rebuilt: RebuiltSharding, entry: ShardedBlock) -> Iterato
             return
     first, setting = entry.first[0], rebuilt.part(entry)
     verdict = evaluate(setting, decision, facts=rebuilt.facts)
-    uses = collective_uses(setting, decision, verdict.communication, rebuilt.facts.carrying)
+    uses = collective_uses(setting, decision, verdict.communication)
     needed = {(c.of, c.reason, c.phase) for c in (group_collective(use, rebuilt.mesh, 1) for use in uses)}
     listed = {(c.of, c.reason, c.phase) for c in entry.collectives}
     for of, reason, phase in sorted(needed ^ listed):

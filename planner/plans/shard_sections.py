@@ -40,7 +40,6 @@ from planner.sharding import (
     shard_elements,
     shard_shape,
 )
-from planner.sharding.problem import GraphFacts
 from planner.space.types import Configuration
 
 
@@ -106,13 +105,12 @@ class _Writer:
 
     def __init__(self, graph: Graph, entry: StageSharding) -> None:
         self._graph, self._setting = graph, dataclasses.replace(entry.inner.setting, graph=graph)
-        self._facts = GraphFacts.of(self._setting)
 
     def block(self, entry: StageSharding, members: Sequence[int], table: Sequence[Block]) -> ShardedBlock:
         """The entry of blocks that are sharded alike, in the names of the first."""
         first, mesh = members[0], self._setting.mesh
         point = entry.inner.blocks[first].named(entry.costs.points[first])
-        uses = collective_uses(self._setting, point.decision, point.communication, self._facts.carrying)
+        uses = collective_uses(self._setting, point.decision, point.communication)
         operators, places = list[OperatorSplit](), list[TensorPlace]()
         for name, choice in point.decision.items():
             if isinstance(choice, Strategy):

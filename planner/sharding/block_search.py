@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -61,37 +61,37 @@ class BlockPoints(Mapping[Boundaries, tuple[InnerPoint, ...]]):
         """
         axes = len(self.block.setting.mesh.axes)
         pairs = [(a, a + 1) for a in range(axes - 1)] if axes > 2 else []
-        alike: dict[int, np.ndarray] = {}
         for tied in ((), *pairs, tuple(range(axes))):
-            keeps = functools.partial(_same_on, alike, tied) if tied else None
+            keeps = functools.partial(_same_on, tied) if tied else None
             joint = _Joint.of(self.block, self._boundaries, keeps, tied)
             if joint.is_small:
                 return joint
         joint = _Joint.of(self.block, self._boundaries, _uncut, uncut=True)
         return joint if joint.is_small else None
 
-    @functools.cached_property
+    @property
     def unsolved(self) -> bool:
         """Whether the block has no points because tables would be too large even with all axes tied."""
         return self._joint is None
 
-    @functools.cached_property
+    @property
     def tied(self) -> tuple[int, ...]:
         """Mesh axes, by index, that are tied because tables would be too large; empty if all layouts are searched."""
         return self._joint.tied if self._joint else ()
 
-    @functools.cached_property
+    @property
     def uncut(self) -> bool:
         """Whether every rank runs all of the block, because tables would be too large for anything else."""
         return self._joint is not None and self._joint.uncut
 
     @functools.cached_property
     def _first(self) -> Minima:
-        return _required(self._joint).fastest()
+        """The fastest choices under each boundary layout: memory is free."""
+        return _required(self._joint).solved(np.zeros((1, 2)))
 
     def least_s(self, boundary: Boundaries) -> float:
         """Least seconds of forward, backward and a micro-batch's part of the update; infinite without any point."""
-        return math.inf if self.unsolved else float(self._first.totals[self._boundaries.index(boundary)])
+        return math.inf if self.unsolved else float(self._first.totals[self._boundaries.index(boundary), 0])
 
     def __getitem__(self, boundary: Boundaries) -> tuple[InnerPoint, ...]:
         if boundary not in self._boundaries:
@@ -102,15 +102,11 @@ class BlockPoints(Mapping[Boundaries, tuple[InnerPoint, ...]]):
 
     @functools.cached_property
     def _priced_choices(self) -> np.ndarray:
-        """[boundary layouts, prices, variables] the best choices; the tables that they come from are forgotten."""
-        joint, first = _required(self._joint), self._first
-        priced = joint.priced(first, int(first.totals.argmin()))
-        first.forget_choices()
-        layouts, prices = priced.totals.shape
-        rows = priced.choices_of(np.indices((layouts, prices)).reshape(2, -1).T)[:, : joint.count]
-        self.__dict__["_joint"] = joint.without_tables()
-        self.block.forget_tables()
-        return rows.reshape(layouts, prices, -1).astype(np.min_scalar_type(max(map(len, joint.problem.choices))))
+        """[boundary layouts, prices, variables] the best choices."""
+        joint = _required(self._joint)
+        priced = joint.solved(joint.prices(self._first))
+        rows = priced.choices_of(np.indices(priced.totals.shape).reshape(2, -1).T)[:, : joint.count]
+        return rows.reshape(*priced.totals.shape, -1)
 
     def _points(self, boundary: Boundaries) -> tuple[InnerPoint, ...]:
         if not math.isfinite(self.least_s(boundary)):
@@ -135,27 +131,15 @@ def _required(found: _Found | None) -> _Found:
     return found
 
 
-def _alike(choice: Choice) -> list[bool]:
-    """For each mesh axis but the last, whether a choice is the same on it and on the next."""
-    rows: Sequence[Sequence[object]]
-    if isinstance(choice, Strategy):
-        rows = [choice.splits, *(layout for _, layout in (*choice.reads, *choice.writes))]
-    else:
-        rows = choice.layouts
-    return [all(row[a] == row[a + 1] for row in rows) for a in range(len(rows[0]) - 1)]
+def _same_on(axes: Sequence[int], choices: Sequence[Choice]) -> np.ndarray:
+    """Which choices are the same on all of some axes, bool [choices]."""
 
+    def rows(choice: Choice) -> Sequence[Sequence[object]]:
+        if isinstance(choice, Strategy):
+            return [choice.splits, *(layout for _, layout in (*choice.reads, *choice.writes))]
+        return choice.layouts
 
-def _same_on(known: dict[int, np.ndarray], axes: Sequence[int], choices: Sequence[Choice]) -> np.ndarray:
-    """Which choices are the same on some neighbouring axes, bool [choices].
-
-    Args:
-        known: by identity of choices, `_alike` of each.
-        axes: the axes, ascending.
-        choices: the choices of a variable.
-    """
-    if id(choices) not in known:
-        known[id(choices)] = np.asarray([_alike(choice) for choice in choices]).reshape(len(choices), -1)
-    return np.asarray(known[id(choices)][:, list(axes[:-1])].all(axis=1))
+    return np.asarray([all(row[a] == row[axes[0]] for row in rows(choice) for a in axes) for choice in choices])
 
 
 def _uncut(choices: Sequence[Choice]) -> np.ndarray:
@@ -224,10 +208,6 @@ class _Joint:
         """The boundary layout in place of a boundary tensor."""
         return self.count if v in self.ends else v
 
-    def without_tables(self) -> _Joint:
-        """The names and choices alone, which `decision` needs."""
-        return replace(self, problem=self.problem.without_tables())
-
     @property
     def count(self) -> int:
         """Number of variables without the boundary layout."""
@@ -247,24 +227,13 @@ class _Joint:
         linked = [sorted({self._merged(v) for v in pair}) for pair in self.problem.linked]
         return all(self.problem.sizes) and len(PAIRS) * table_entries(self.sizes, linked, (self.count,)) <= LIMIT
 
-    def fastest(self) -> Minima:
-        """The fastest choices under each boundary layout."""
-        problem, last = self.problem, self.count
-        own_tables = [
-            Factor((last,), time[self.ends[v]]) if v in self.ends else Factor((v,), time)
-            for v, time in enumerate(problem.seconds)
-        ]
-        return _required(minima(self.sizes, [*own_tables, *self.links], (last,)))
-
-    def priced(self, first: Minima, at: int) -> Minima:
+    def solved(self, prices: np.ndarray) -> Minima:
         """The best choices under each boundary layout and pair of prices.
 
         Args:
-            first: the fastest choices.
-            at: the boundary layout whose time and memory are the units of the prices.
+            prices: float64 [pairs, 2] seconds a byte of activations and of weights.
         """
         problem, last = self.problem, self.count
-        prices = self._prices(first, at)
         tables: dict[tuple[int, int, bool], np.ndarray] = {}
         own_tables = []
         for v, (time, kept) in enumerate(zip(problem.seconds, problem.bytes, strict=True)):
@@ -276,12 +245,16 @@ class _Joint:
             own_tables.append(Factor((last if end else v, last + 1), tables[key][self.ends[v]] if end else tables[key]))
         return _required(minima((*self.sizes, len(prices)), [*own_tables, *self.links], (last, last + 1)))
 
-    def _prices(self, first: Minima, at: int) -> np.ndarray:
-        """Prices in seconds a byte of activations and of weights, float64 [pairs, 2], in the order of `PAIRS`."""
-        held = [0.0, 0.0]
-        for v, c in enumerate(self.full(first.choices((at,)), at)):
+    def prices(self, first: Minima) -> np.ndarray:
+        """Prices in seconds a byte of activations and of weights, float64 [pairs, 2], in the order of `PAIRS`.
+
+        Args:
+            first: the fastest choices; the time and memory of the fastest of all are the units.
+        """
+        at, held = int(first.totals.argmin()), [0.0, 0.0]
+        for v, c in enumerate(self.full(first.choices((at, 0)), at)):
             held[self._is_weight(v)] += float(self.problem.bytes[v][c])
-        units = [float(first.totals[at]) / max(1.0, held_bytes) for held_bytes in held]
+        units = [float(first.totals.min()) / max(1.0, held_bytes) for held_bytes in held]
         return np.asarray([[a * units[0], w * units[1]] for a, w in PAIRS])
 
     def full(self, choices: Sequence[int], at: int) -> list[int]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import heapq
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,48 +74,44 @@ def _narrowed(f: Factor) -> Factor:
     return Factor(tuple(v for v, n in zip(f.variables, f.table.shape, strict=True) if n > 1), np.squeeze(f.table))
 
 
-class _Order:
-    """Elimination order: next the variable whose elimination makes the smallest table; ties to the lower index.
+_Next = tuple[int, int, tuple[int, ...]]
+"""A variable to eliminate, the entries of its table and its neighbours."""
+
+
+def _ordered(
+    sizes: Sequence[int], tables: Iterable[tuple[int, ...]], keep: Sequence[int], *, left: bool = False
+) -> Iterator[_Next]:
+    """The variables but some, next the one whose elimination makes the smallest table; ties to the lower index.
 
     The table counts with the variable, or as what is left of it without (`left`). The sizes of tables are kept in a
     heap; outdated entries are dropped when they come up. O(log variables) a change.
     """
+    kept, near = frozenset(keep), {v: set[int]() for v in range(len(sizes))}
+    for variables in tables:
+        for v in variables:
+            near[v].update(variables)
+            near[v].discard(v)
 
-    def __init__(
-        self, sizes: Sequence[int], tables: Iterable[tuple[int, ...]], keep: Sequence[int] = (), *, left: bool = False
-    ) -> None:
-        self.sizes, self.keep, self.left = sizes, frozenset(keep), left
-        self.near: dict[int, set[int]] = {v: set() for v in range(len(sizes))}
-        for variables in tables:
-            for v in variables:
-                self.near[v].update(variables)
-                self.near[v].discard(v)
-        self.entries = {v: self._entries(v) for v in self.near.keys() - self.keep}
-        self.heap = [(n, v) for v, n in self.entries.items()]
-        heapq.heapify(self.heap)
+    def entries_of(v: int) -> int:
+        return (1 if left else sizes[v]) * math.prod(sizes[n] for n in near[v])
 
-    def _entries(self, v: int) -> int:
-        return (1 if self.left else self.sizes[v]) * math.prod(self.sizes[n] for n in self.near[v])
-
-    def pop(self) -> _Next | None:
-        """The next variable, the entries of its table and its neighbours; None when none is left."""
-        while self.heap:
-            entries, v = heapq.heappop(self.heap)
-            if v not in self.near or self.entries[v] != entries:
-                continue
-            around = self.near.pop(v)
-            for n in around - self.keep:
-                self.near[n] |= around
-                self.near[n] -= {n, v}
-            for n in around - self.keep:
-                self.entries[n] = self._entries(n)
-                heapq.heappush(self.heap, (self.entries[n], n))
-            return v, entries * (self.sizes[v] if self.left else 1), tuple(sorted(around))
-        return None
+    entries = {v: entries_of(v) for v in near.keys() - kept}
+    heap = [(n, v) for v, n in entries.items()]
+    heapq.heapify(heap)
+    while heap:
+        count, v = heapq.heappop(heap)
+        if v not in near or entries[v] != count:
+            continue
+        around = near.pop(v)
+        for n in around - kept:
+            near[n] |= around
+            near[n] -= {n, v}
+        for n in around - kept:
+            entries[n] = entries_of(n)
+            heapq.heappush(heap, (entries[n], n))
+        yield v, count * (sizes[v] if left else 1), tuple(sorted(around))
 
 
-_Next = tuple[int, int, tuple[int, ...]]
-"""A variable to eliminate, the entries of its table and its neighbours."""
 Variables = tuple[tuple[int, ...], ...]
 """By table, its variables."""
 
@@ -158,10 +154,10 @@ def _order(sizes: tuple[int, ...], tables: Variables, keep: tuple[int, ...]) -> 
     Variables that hang together closely, as those of a scan and its gates, need far smaller tables if what is left
     counts; others need larger ones.
     """
-    order = tuple(iter(_Order(sizes, tables, keep).pop, None))
+    order = tuple(_ordered(sizes, tables, keep))
     if _widest(order) < WIDE:
         return order
-    return min(order, tuple(iter(_Order(sizes, tables, keep, left=True).pop, None)), key=_widest)
+    return min(order, tuple(_ordered(sizes, tables, keep, left=True)), key=_widest)
 
 
 def _widest(order: Iterable[_Next]) -> int:
@@ -206,49 +202,6 @@ def table_entries(sizes: Sequence[int], linked: Iterable[Sequence[int]], keep: S
     return _widest(_order(tuple(sizes), tables, tuple(keep)))
 
 
-class _Elimination:
-    """The tables that are left while variables are eliminated."""
-
-    def __init__(self, sizes: Sequence[int], factors: Sequence[Factor]) -> None:
-        self.sizes, narrowed = sizes, [_narrowed(f) for f in factors]
-        self.tables: dict[int, Factor] = dict(enumerate(f for f in narrowed if f.variables))
-        self.constant = sum(float(f.table) for f in narrowed if not f.variables)
-        self.done: list[tuple[int, tuple[int, ...], np.ndarray]] = []
-
-    def run(self, limit: int, keep: Sequence[int] = ()) -> bool:
-        """Eliminate all variables but `keep`; false when a table would exceed the limit.
-
-        Equal tables over equal variables, as in layers that repeat, are minimised once.
-        """
-        seen: dict[tuple[int, ...], tuple[list[np.ndarray], np.ndarray, np.ndarray]] = {}
-        tables, done = self.tables, self.done
-        for step in _steps(tuple(self.sizes), tuple([f.variables for f in tables.values()]), tuple(keep)):
-            if step.entries > limit:
-                return False
-            own = [tables.pop(i).table for i in step.tables]
-            key = (step.kind, *map(id, own))
-            known = seen.get(key)
-            if known is None:
-                total = _total(zip(own, step.wide, strict=True), step.shape)
-                best = total.argmin(axis=step.axis).astype(step.choice)
-                known = seen[key] = own, np.minimum.reduce(total, axis=step.axis), best
-            done.append((step.variable, step.others, known[2]))
-            if not step.others:
-                self.constant += float(known[1])
-            elif own:
-                tables[step.tables[0]] = Factor(step.others, known[1])
-        return True
-
-    def complete(self, choices: np.ndarray) -> None:
-        """Fill in the best choice of every eliminated variable, given the choices of the others.
-
-        Args:
-            choices: int64 [variables, cases], one choice of each variable in each case.
-        """
-        for v, others, best in reversed(self.done):
-            choices[v] = best[tuple(choices[u] for u in others)]
-
-
 @dataclass(frozen=True)
 class Minima:
     """The least sums of all factors for each choice of some variables.
@@ -258,12 +211,9 @@ class Minima:
     """
 
     totals: np.ndarray
+    _count: int
     _kept: tuple[int, ...]
-    _left: _Elimination
-
-    def forget_choices(self) -> None:
-        """Free the memory of all but the sums: `choices` and `choices_of` are asked no more."""
-        self._left.done.clear()
+    _eliminated: list[tuple[int, tuple[int, ...], np.ndarray]]
 
     def choices(self, at: Sequence[int]) -> tuple[int, ...]:
         """The choice of every variable that reaches the least sum under one choice of each kept variable."""
@@ -271,9 +221,10 @@ class Minima:
 
     def choices_of(self, at: np.ndarray) -> np.ndarray:
         """[rows, variables] `choices` for many rows of choices of the kept variables, int64 [rows, kept variables]."""
-        choices = np.zeros((len(self._left.sizes), len(at)), dtype=np.int64)
+        choices = np.zeros((self._count, len(at)), dtype=np.int64)
         choices[list(self._kept)] = at.T
-        self._left.complete(choices)
+        for v, others, best in reversed(self._eliminated):
+            choices[v] = best[tuple(choices[u] for u in others)]
         return choices.T
 
 
@@ -282,7 +233,8 @@ def minima(
 ) -> Minima | None:
     """The least sum of all factors under each choice of some variables.
 
-    One elimination serves all of them: a variable that stands for a price gives the best choices at every price.
+    One elimination serves all of them: a variable that stands for a price gives the best choices at every price. Equal
+    tables over equal variables, as in layers that repeat, are minimised once.
 
     Args:
         sizes: choices of each variable.
@@ -293,12 +245,29 @@ def minima(
     Returns:
         The least sums; None when a table would exceed the limit.
     """
-    left = _Elimination(sizes, factors)
-    if not left.run(limit, keep):
-        return None
+    narrowed = [_narrowed(f) for f in factors]
+    tables = dict(enumerate(f for f in narrowed if f.variables))
+    constant = sum(float(f.table) for f in narrowed if not f.variables)
+    seen: dict[tuple[int, ...], tuple[list[np.ndarray], np.ndarray, np.ndarray]] = {}
+    eliminated: list[tuple[int, tuple[int, ...], np.ndarray]] = []
+    for step in _steps(tuple(sizes), tuple([f.variables for f in tables.values()]), tuple(keep)):
+        if step.entries > limit:
+            return None
+        own = [tables.pop(i).table for i in step.tables]
+        key = (step.kind, *map(id, own))
+        if key not in seen:
+            total = _total(zip(own, step.wide, strict=True), step.shape)
+            best = total.argmin(axis=step.axis).astype(step.choice)
+            seen[key] = own, np.minimum.reduce(total, axis=step.axis), best
+        _, least, best = seen[key]
+        eliminated.append((step.variable, step.others, best))
+        if not step.others:
+            constant += float(least)
+        elif own:
+            tables[step.tables[0]] = Factor(step.others, least)
     kept, shape = tuple(keep), tuple([sizes[v] for v in keep])
-    totals = _total([(f.table, _shape(f.variables, kept, shape)) for f in left.tables.values()], shape)
-    return Minima(totals + left.constant, kept, left)
+    totals = _total([(f.table, _shape(f.variables, kept, shape)) for f in tables.values()], shape)
+    return Minima(totals + constant, len(sizes), kept, eliminated)
 
 
 def too_wide(limit: int = DEFAULT_LIMIT) -> InfeasibleError:

@@ -10,14 +10,14 @@ The need travels along dimensions that operators carry from operand to result un
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 import numpy as np
 
 from planner.errors import InfeasibleError
-from planner.graph import Graph, Node, Tensor, TensorKind
+from planner.graph import Graph, Node, Tensor, TensorKind, group_leaders
 from planner.operators import DimKind, LoopNest, OpCall, OpSpec, call_classes
 from planner.sharding.choices import MOST_BLOCKS, expert_dims
 from planner.sharding.elimination import Factor
@@ -43,6 +43,9 @@ MOST_CUTS = 2
 
 InterleavedCuts = dict[str, set[Part]]
 
+Place = tuple[str, int]
+"""A tensor and one of its dimensions."""
+
 
 def _leading(nests: Sequence[LoopNest]) -> frozenset[str]:
     """Dimensions that are the outermost factor of some operand's or result's dimension."""
@@ -50,65 +53,49 @@ def _leading(nests: Sequence[LoopNest]) -> frozenset[str]:
     return frozenset(names[0] for a in sides for names in a.dims if names)
 
 
-def _needed_cuts(node: Node, nest: LoopNest, leading: frozenset[str]) -> InterleavedCuts:
-    """Interleaved cuts of fused tensors that a nest needs so that its plain results or operands can be cut."""
-    cuts: InterleavedCuts = {}
+def _needed_cuts(node: Node, nest: LoopNest, leading: frozenset[str]) -> Iterator[tuple[Place, int]]:
+    """Places of fused tensors, with the blocks in which a nest needs them cut so that plain tensors can be cut."""
     sizes = {d.name: d.size for d in nest.dims}
     for tensor, k, names in indexed(node, nest):
         blocks = 1
         for name in names:
             can_be_cut = nest.dim(name).kind in (DimKind.PARALLEL, DimKind.REDUCED) and sizes[name] > 1
             if 1 < blocks <= MOST_BLOCKS and name in leading and can_be_cut:
-                cuts.setdefault(tensor, set()).add(Part(k, blocks))
+                yield (tensor, k), blocks
             blocks *= sizes[name]
-    return cuts
 
 
-def _spread(places: Mapping[str, Sequence[tuple[str, int]]], cuts: InterleavedCuts) -> bool:
-    """Spread cuts among the tensor dimensions that one iteration dimension indexes; true if anything changed."""
-    changed = False
-    for tensor_dims in places.values():
-        blocks = sorted({p.blocks for name, k in tensor_dims for p in cuts.get(name, ()) if p.dim == k})
-        for name, k in tensor_dims:
-            for n in blocks:
-                if len(cuts.get(name, ())) < MOST_CUTS and Part(k, n) not in cuts.get(name, ()):
-                    cuts.setdefault(name, set()).add(Part(k, n))
-                    changed = True
-    return changed
-
-
-def _plain_places(node: Node, nest: LoopNest) -> dict[str, list[tuple[str, int]]]:
-    """By iteration dimension that can be cut, the tensor dimensions that it indexes by itself."""
-    dims_of: dict[str, list[tuple[str, int]]] = {
-        d.name: [] for d in nest.dims if d.kind in (DimKind.PARALLEL, DimKind.REDUCED)
-    }
+def _plain_places(node: Node, nest: LoopNest) -> Iterable[list[Place]]:
+    """For each iteration dimension that can be cut, the tensor dimensions that it indexes by itself."""
+    places_of: dict[str, list[Place]] = {}
     for tensor, k, names in indexed(node, nest):
-        if len(names) == 1 and names[0] in dims_of:
-            dims_of[names[0]].append((tensor, k))
-    return dims_of
+        if len(names) == 1 and nest.dim(names[0]).kind in (DimKind.PARALLEL, DimKind.REDUCED):
+            places_of.setdefault(names[0], []).append((tensor, k))
+    return places_of.values()
 
 
 def interleaved_cuts(graph: Graph, nodes: Sequence[int], specs: Sequence[OpSpec]) -> InterleavedCuts:
-    """Interleaved cuts worth considering, by tensor name; O(rounds * nodes), with few rounds."""
+    """Interleaved cuts worth considering, by tensor name; O(operands)."""
     cuts: InterleavedCuts = {}
     if not any(graph.nodes[i].op in _FUSED for i in nodes):
         return cuts
-    all_places: list[dict[str, list[tuple[str, int]]]] = []
+    alike, needed = list[tuple[Place, Place]](), list[tuple[Place, int]]()
     for i in nodes:
         node = graph.nodes[i]
         if node.op not in ("Split", "Concat", *_CARRIERS) and not specs[i].matrix_flops:
             continue
         for nest in specs[i].nests:
-            all_places.append(_plain_places(node, nest))
+            alike += [(places[0], place) for places in _plain_places(node, nest) for place in places]
             if node.op in _FUSED:
-                for name, parts in _needed_cuts(node, nest, _leading(specs[i].nests)).items():
-                    cuts.setdefault(name, set()).update(sorted(parts)[:MOST_CUTS])
-    changed = True
-    while changed:
-        changed = False
-        for places in all_places:
-            changed |= _spread(places, cuts)
-    return cuts
+                needed += _needed_cuts(node, nest, _leading(specs[i].nests))
+    leader_of = group_leaders([*alike, *((place, place) for place, _ in needed)])
+    blocks_of: dict[Place, set[int]] = {}
+    for place, blocks in needed:
+        blocks_of.setdefault(leader_of[place], set()).add(blocks)
+    for (tensor, dim), leader in leader_of.items():
+        for blocks in blocks_of.get(leader, ()):
+            cuts.setdefault(tensor, set()).add(Part(dim, blocks))
+    return {tensor: set(sorted(parts)[:MOST_CUTS]) for tensor, parts in cuts.items()}
 
 
 _FUSED = (

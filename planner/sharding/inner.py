@@ -22,34 +22,16 @@ import numpy as np
 from planner.graph import Chain, Graph, per_model
 from planner.operators.types import SavedBytes
 from planner.sharding.block_search import BlockPoints
-from planner.sharding.inner_points import BlockProblem, BlockView, InnerPoint
+from planner.sharding.inner_points import BlockProblem, BlockView, InnerPoint, Sizes
 from planner.sharding.mesh import Mesh
 from planner.sharding.problem import GraphFacts, Setting, WorkSeconds
 from planner.sharding.resting import Boundaries, Boundary, variants
 
-_BITS = 20
-"""Leading bits in which the prices of equal blocks agree: six decimal digits."""
 
-
-class RoundedPrices:
-    """Seconds of a setting's nodes at some shares and pieces, rounded so that equal ones compare equal."""
-
-    def __init__(self, setting: Setting) -> None:
-        self._setting = setting
-        self._rounded: dict[tuple[float, int], np.ndarray] = {}
-
-    def of(self, members: Sequence[int], shares: Iterable[tuple[float, int]]) -> bytes:
-        """A key, equal for nodes with equal forward and backward seconds, one by one, at each of the shares."""
-        nodes = list(members)
-        return b"".join(self._at(*share)[nodes].tobytes() for share in shares)
-
-    def _at(self, share: float, pieces: int) -> np.ndarray:
-        """Mantissa and exponent, forward and backward, int32 [nodes, 2, 2]."""
-        if (share, pieces) not in self._rounded:
-            mantissa, exponent = np.frexp(np.stack(self._setting.nodes_s(share, pieces), axis=1))
-            rounded = np.round(mantissa * 2**_BITS).astype(np.int32)
-            self._rounded[share, pieces] = np.stack([rounded, exponent.astype(np.int32)], axis=2)
-        return self._rounded[share, pieces]
+def seconds_key(setting: Setting, members: Sequence[int], shares: Iterable[tuple[float, int]]) -> bytes:
+    """A key, equal for nodes with equal forward and backward seconds, one by one, at each of the shares and pieces."""
+    nodes = list(members)
+    return b"".join(seconds[nodes].tobytes() for share in shares for seconds in setting.nodes_s(*share))
 
 
 class NodePrices(Protocol):
@@ -91,13 +73,11 @@ class BlockSharding:
         block: index in the chain.
         points: by boundary layout, in the names of the equal block that was solved.
         names: from names of the solved block to names of this block; empty where this block was solved.
-        shared: the same mapping for the names that occur in other blocks too; never left empty.
     """
 
     block: int
     points: BlockPoints
     names: Mapping[str, str] = field(default_factory=dict)
-    shared: Mapping[str, str] = field(default_factory=dict)
 
     def named(self, point: InnerPoint) -> InnerPoint:
         """A point of this block with tensors, operators and storages in the names of this block."""
@@ -108,10 +88,15 @@ class BlockSharding:
             point,
             decision={renamed(name): choice for name, choice in point.decision.items()},
             communication=tuple(replace(c, tensor=renamed(c.tensor)) for c in point.communication),
-            saved=tuple((renamed(storage), size) for storage, size in point.saved),
-            checkpoints=tuple((renamed(name), size) for name, size in point.checkpoints),
-            weights=tuple((renamed(name), fraction) for name, fraction in point.weights),
+            saved=self.named_sizes(point.saved),
+            checkpoints=self.named_sizes(point.checkpoints),
+            weights=self.named_sizes(point.weights),
         )
+
+    def named_sizes(self, sizes: Sizes) -> Sizes:
+        """Sizes of tensors or storages under their names here."""
+        names = self.names
+        return tuple([(names.get(name, name), size) for name, size in sizes])
 
     def named_as(self, name: str) -> str:
         """The name here of a variable of the solved block (`op:` and an operator's key, or a tensor's name)."""
@@ -128,15 +113,12 @@ class ChainView:
         facts: facts of the graph.
         blocks: the blocks in the order of the chain.
         kinds: by block, a number that is the same for blocks with equal keys.
-        shared: by block, indices of its names that occur in other blocks too: tensors, storages, and weights of
-            parameters that are read elsewhere.
         work_s: seconds of the nodes when each does a share of its work (`Setting.work_s`).
     """
 
     facts: GraphFacts
     blocks: tuple[BlockView, ...]
     kinds: tuple[int, ...]
-    shared: tuple[tuple[int, ...], ...]
     work_s: WorkSeconds | None
 
 
@@ -154,7 +136,6 @@ class InnerCache:
     shares: dict[object, tuple[tuple[float, int], ...]] = field(default_factory=dict)
     kinds: dict[object, int] = field(default_factory=dict)
     _views: dict[tuple[object, ...], ChainView] = field(default_factory=dict)
-    _shared: dict[object, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
     _alive: list[object] = field(default_factory=list)
     _renamed: dict[tuple[tuple[str, ...], tuple[str, ...]], Mapping[str, str]] = field(default_factory=dict)
 
@@ -174,17 +155,8 @@ class InnerCache:
             blocks = tuple(BlockView.of(chain, graph, b, facts) for b in range(len(chain.blocks)))
             keys = (block.key(chain.blocks[b], graph, facts, trained) for b, block in enumerate(blocks))
             kinds = tuple([self.kinds.setdefault(each, len(self.kinds)) for each in keys])
-            names = id(chain), tuple([block.names for block in blocks])
-            if names not in self._shared:
-                self._shared[names] = _shared_places(graph, blocks)
-            self._views[key] = ChainView(facts, blocks, kinds, self._shared[names], setting.work_s)
+            self._views[key] = ChainView(facts, blocks, kinds, setting.work_s)
         return self._views[key]
-
-    def place(self, mesh: Mesh) -> tuple[object, ...]:
-        """A key of a mesh; clusters are compared by identity and kept alive."""
-        if mesh.cluster is not None and not any(c is mesh.cluster for c in self._alive):
-            self._alive.append(mesh.cluster)
-        return mesh.sizes, mesh.beneath, id(mesh.cluster)
 
 
 @dataclass(frozen=True)
@@ -287,20 +259,18 @@ def inner_costs(
     formats = setting.item_bytes, setting.state, setting.micro_batches, setting.forbidden
     blocks, solved = [], 0
     settings = {repeated: priced_once(setting, repeated) for repeated in chain.repeats}
-    rounded = {repeated: RoundedPrices(priced) for repeated, priced in settings.items()}
     for b, (repeated, block) in enumerate(zip(chain.repeats, view.blocks, strict=True)):
-        like = (view.kinds[b], distinct, cache.place(mesh), formats, splits, prices.micro_batch)
+        like = (view.kinds[b], distinct, mesh, formats, splits, prices.micro_batch)
         block_setting = replace(settings[repeated], nodes=block.members)
         problem = BlockProblem(block_setting, view.facts, block, prices.workspace_bytes)
         if like not in cache.shares:
             cache.shares[like] = problem.shares
-        key = (like, rounded[repeated].of(block.members, cache.shares[like]))
+        key = (like, seconds_key(block_setting, block.members, cache.shares[like]))
         if key not in cache.entries:
             solved += 1
             cache.entries[key] = block.names, BlockPoints(problem, distinct)
         names, sets = cache.entries[key]
-        shared = {names[place]: block.names[place] for place in view.shared[b]}
-        blocks.append(BlockSharding(b, sets, cache.renamed(names, block.names), shared))
+        blocks.append(BlockSharding(b, sets, cache.renamed(names, block.names)))
     return InnerCosts(chain, setting, prices.micro_batch, distinct, tuple(blocks), solved)
 
 
@@ -313,34 +283,6 @@ def trained_parameters(graph: Graph) -> dict[str, tuple[tuple[str, int], ...]]:
         resolved = (graph.parameters[index[p.tied_to]] if p.tied_to else p for p in parameters)
         parameters_of[tensor] = tuple((p.name, p.elements) for p in resolved if p.trainable)
     return parameters_of
-
-
-@per_model
-def _weight_groups(graph: Graph) -> dict[str, int]:
-    """By trained weight tensor, the number of its group: tensors that share parameters, directly or through others."""
-    groups: dict[str, int] = {}
-    trained = {tensor: [name for name, _ in own] for tensor, own in trained_parameters(graph).items() if own}
-    for parameters in trained.values():
-        known = {groups[name] for name in parameters if name in groups}
-        number = min(known, default=len(groups))
-        if len(known) > 1:
-            groups = {name: number if group in known else group for name, group in groups.items()}
-        groups.update(dict.fromkeys(parameters, number))
-    return {tensor: groups[parameters[0]] for tensor, parameters in trained.items()}
-
-
-def _shared_places(graph: Graph, blocks: Sequence[BlockView]) -> tuple[tuple[int, ...], ...]:
-    """By block, the indices of its names that occur in other blocks too (`ChainView.shared`). O(names)."""
-    groups = _weight_groups(graph)
-    seen: set[str | int] = set()
-    twice: set[str | int] = set()
-    for block in blocks:
-        names: set[str | int] = {*block.names, *(groups[name] for name in block.names if name in groups)}
-        twice |= seen & names
-        seen |= names
-    return tuple(
-        tuple(k for k, name in enumerate(block.names) if name in twice or groups.get(name) in twice) for block in blocks
-    )
 
 
 def inner_setting(chain: Chain, prices: NodePrices, setting: Setting) -> Setting:

@@ -19,6 +19,9 @@ from planner.sharding.problem import Choice, GraphFacts, Setting, ShardingProble
 from planner.sharding.resting import Boundaries, TensorChoice, WeightChoice, canonical_layout
 from planner.sharding.strategies import Strategy
 
+Sizes = tuple[tuple[str, float], ...]
+"""Names of tensors or storages, with the size or fraction of each that a rank holds."""
+
 
 @dataclass(frozen=True)
 class InnerPoint:
@@ -56,9 +59,9 @@ class InnerPoint:
     workspace_bytes: float
     decision: Mapping[str, Choice]
     communication: tuple[Communication, ...]
-    saved: tuple[tuple[str, float], ...]
-    checkpoints: tuple[tuple[str, float], ...]
-    weights: tuple[tuple[str, float], ...]
+    saved: Sizes
+    checkpoints: Sizes
+    weights: Sizes
 
     @property
     def figures(self) -> tuple[float, ...]:
@@ -151,10 +154,6 @@ class BlockProblem:
     def free(self) -> ShardingProblem:
         """The problem with free boundary layouts."""
         return formulate(self.setting, self.facts)
-
-    def forget_tables(self) -> None:
-        """Free the memory of the tables; they are made anew where they are asked for."""
-        self.__dict__.pop("free", None)
 
     @property
     def shares(self) -> tuple[tuple[float, int], ...]:
@@ -279,7 +278,7 @@ def _bytes_at(setting: Setting, name: str, layout: TensorLayout) -> float:
     return setting.bytes_of(tensor) * shard_elements(tensor.shape, layout, setting.mesh.sizes)
 
 
-def _saved(block: BlockProblem, boundary: Boundaries, decision: Mapping[str, Choice]) -> tuple[tuple[str, float], ...]:
+def _saved(block: BlockProblem, boundary: Boundaries, decision: Mapping[str, Choice]) -> Sizes:
     """Storages that a rank keeps, with their bytes; one of another block counts as the boundary tensor viewing it."""
     graph, sizes = block.setting.graph, block.setting.mesh.sizes
     owners: dict[str, float] = {}

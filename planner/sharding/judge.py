@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from planner.graph import Node, Tensor, TensorKind
 from planner.hardware import Collective, moved_bytes
 from planner.memory import fits
-from planner.operators import OpCall
+from planner.operators import OpCall, needs_gradient
 from planner.sharding.layout import PARTIAL, REPLICATED, TensorLayout, layout_text, refusal, shard_elements
 from planner.sharding.limits import allowed
 from planner.sharding.mesh import Mesh
@@ -294,10 +294,7 @@ class CollectiveUse:
 
 
 def collective_uses(
-    setting: Setting,
-    decision: Mapping[str, Choice],
-    communication: Sequence[Communication],
-    carrying: frozenset[str] | None = None,
+    setting: Setting, decision: Mapping[str, Choice], communication: Sequence[Communication]
 ) -> tuple[CollectiveUse, ...]:
     """Every collective of a decision, those inside operators first, in the decision's order; O(operators + tensors).
 
@@ -305,15 +302,13 @@ def collective_uses(
         setting: what is sharded.
         decision: strategy of each operator (`op:` and its key), layouts of each tensor and weight.
         communication: the changes of layout, of an `InnerPoint` or a `Verdict`.
-        carrying: names of the tensors that carry a gradient (`GraphFacts.carrying`); None to compute them.
     """
-    graph, mesh = setting.graph, setting.mesh
-    differentiable = GraphFacts.of(setting).carrying if carrying is None else carrying
+    graph, mesh, carrying = setting.graph, setting.mesh, needs_gradient(setting.graph)
     inside: list[CollectiveUse] = []
     for name, choice in decision.items():
         if isinstance(choice, Strategy) and choice.exchanges:
             node = graph.nodes[graph.producer[name.removeprefix("op:")]]
-            trains = any(n in differentiable for n in node.inputs)
+            trains = any(n in carrying for n in node.inputs)
             inside += _exchanges(mesh, node, choice, trains)
     return (*inside, *(use for change in communication for use in _moves(mesh, change)))
 

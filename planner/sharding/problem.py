@@ -192,10 +192,6 @@ class ShardingProblem:
         """Number of choices of each variable."""
         return tuple(map(len, self.choices))
 
-    def without_tables(self) -> ShardingProblem:
-        """The names and choices alone, which `decision` needs."""
-        return replace(self, linked=(), make=lambda: ((), (), ()))
-
     def restricted(self, keep: Mapping[int, np.ndarray]) -> ShardingProblem:
         """The problem with only some choices of some variables.
 

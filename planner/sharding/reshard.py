@@ -31,6 +31,7 @@ from planner.sharding.layout import (
     is_innermost,
     layout_text,
     layouts,
+    shard_elements,
 )
 from planner.sharding.mesh import Mesh
 
@@ -114,26 +115,13 @@ def _joint_moves(
                 yield Collective.SEND, (min(a, b), max(a, b)), after
 
 
-@dataclass(frozen=True, eq=False)
-class _Skeleton:
-    """Data that tables of the same layouts share, for tensors of any shape.
-
-    Attributes:
-        index: position of each layout.
-        cuts: by mesh axis, which layouts it cuts and along which dimension.
-        moves: direct steps by collective and axes, with the indices of the layouts before and after.
-        renamings: orders of dimensions in which all layouts are layouts too: for each, the index of every layout in
-            that order, and the layouts whose changes it brings to those of another one (the first: to themselves).
-    """
-
-    index: dict[TensorLayout, int]
-    cuts: tuple[tuple[np.ndarray, np.ndarray], ...]
-    moves: tuple[tuple[Collective | None, tuple[int, ...], np.ndarray, np.ndarray], ...]
-    renamings: tuple[tuple[np.ndarray, np.ndarray], ...]
+_Moves = tuple[tuple[Collective | None, tuple[int, ...], np.ndarray, np.ndarray], ...]
+"""Direct steps by collective and axes, with the indices of the layouts before and after."""
 
 
 @functools.lru_cache(maxsize=1024)
-def _skeleton(all_layouts: tuple[TensorLayout, ...], sizes: tuple[int, ...]) -> _Skeleton:
+def _moves(all_layouts: tuple[TensorLayout, ...], sizes: tuple[int, ...]) -> _Moves:
+    """All direct steps between some layouts, the same for tensors of any shape."""
     index = {layout: i for i, layout in enumerate(all_layouts)}
     choices = sorted({part for layout in all_layouts for part in layout})
     batches: dict[tuple[Collective | None, tuple[int, ...]], list[tuple[int, int]]] = {}
@@ -143,51 +131,12 @@ def _skeleton(all_layouts: tuple[TensorLayout, ...], sizes: tuple[int, ...]) -> 
             k = index.get(after)
             if k is not None:
                 batches.setdefault((move, axes), []).append((i, k))
-    cuts = []
-    for a in range(len(sizes)):
-        pairs = [(i, layout[a].dim) for i, layout in enumerate(all_layouts) if layout[a].cuts]
-        rows, dims = np.asarray(pairs, dtype=np.int64).reshape(-1, 2).T
-        cuts.append((rows, dims))
-    moves = [(move, axes, *np.asarray(pairs, dtype=np.int64).T) for (move, axes), pairs in batches.items()]
-    return _Skeleton(index, tuple(cuts), tuple(moves), _renamings(all_layouts, index))
-
-
-_RENAMED_FROM = 256
-"""Layouts from which those that differ in the names of dimensions alone share their changes."""
-
-
-def _renamings(
-    all_layouts: tuple[TensorLayout, ...], index: dict[TensorLayout, int]
-) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
-    """`_Skeleton.renamings`, the order as it is first. O(orders * layouts)."""
-    everything = np.arange(len(all_layouts))
-    if len(all_layouts) < _RENAMED_FROM:
-        return ((everything, everything),)
-    interleaved = {part.dim for layout in all_layouts for part in layout if part.blocks > 1}
-    plain = sorted({part.dim for layout in all_layouts for part in layout if part.cuts} - interleaved)
-
-    def renamed(layout: TensorLayout, names: dict[int, int]) -> int:
-        parts = (Part(names[part.dim]) if part.dim in names else part for part in layout)
-        return index.get(tuple(parts), -1)
-
-    def alike(d: int, e: int) -> bool:
-        return all(renamed(layout, {d: e, e: d}) >= 0 for layout in all_layouts)
-
-    classes = [[e for e in plain if e == d or alike(d, e)] for d in plain]
-    dims = max(classes, key=len, default=[])
-    used: dict[tuple[int, ...], list[int]] = {tuple(dims): []}
-    for i, layout in enumerate(all_layouts):
-        cut = list(dict.fromkeys(part.dim for part in layout if part.dim in dims))
-        used.setdefault((*cut, *(d for d in dims if d not in cut)), []).append(i)
-    return tuple(
-        (np.asarray([renamed(x, dict(zip(order, dims, strict=True))) for x in all_layouts]), np.asarray(members))
-        for order, members in used.items()
-    )
+    return tuple((move, axes, *np.asarray(pairs, dtype=np.int64).T) for (move, axes), pairs in batches.items())
 
 
 _Changes = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """Fastest changes between layouts, from row to column, [layouts, layouts] each: seconds, bytes that a rank sends, the
-number of the direct step among the skeleton's moves, and the layout after the first step."""
+number of the direct step among `_moves`, and the layout after the first step."""
 
 
 class ReshardTable:
@@ -207,14 +156,14 @@ class ReshardTable:
     ) -> None:
         self.mesh, self.shape, self.item_bytes = mesh, tuple(shape), item_bytes
         self.layouts = tuple(all_layouts)
-        self._skeleton = _skeleton(self.layouts, mesh.sizes)
-        self.index = self._skeleton.index
-        self.elements = self._sizes()
+        self.index = {layout: i for i, layout in enumerate(self.layouts)}
+        held = [shard_elements(self.shape, layout, mesh.sizes) for layout in self.layouts]
+        self.elements = np.asarray(held, dtype=np.int64)
 
     @functools.cached_property
     def _changes(self) -> _Changes:
         """Worked out when a change is asked for: of most tensors under a floor only the pieces are."""
-        return _changes(self.mesh, self._skeleton, self.item_bytes, tuple(self.elements.tolist()))
+        return _changes(self.mesh, self.layouts, self.item_bytes, tuple(self.elements.tolist()))
 
     @property
     def seconds(self) -> np.ndarray:
@@ -251,20 +200,13 @@ class ReshardTable:
             raise UsageError(
                 f"no change leads from {layout_text(before)} to {layout_text(after)}", hint="replicate first"
             )
-        result, (_, _, direct, following) = [], self._changes
+        result, moves, (_, _, direct, following) = [], _moves(self.layouts, self.mesh.sizes), self._changes
         while i != j:
             k = int(following[i, j])
-            kind, axes = self._skeleton.moves[direct[i, k]][:2]
+            kind, axes = moves[direct[i, k]][:2]
             result.append(self._step(kind, axes, i, k))
             i = k
         return tuple(result)
-
-    def _sizes(self) -> np.ndarray:
-        """Elements of the largest piece under each layout."""
-        left = np.tile(np.asarray(self.shape, dtype=np.int64), (len(self.layouts), 1))
-        for (rows, dims), ranks in zip(self._skeleton.cuts, self.mesh.sizes, strict=True):
-            left[rows, dims] = -(-left[rows, dims] // ranks)
-        return np.asarray(left.prod(axis=1, dtype=np.int64))
 
     def _step(self, kind: Collective | None, axes: tuple[int, ...], i: int, k: int) -> ReshardStep:
         payload = 0.0
@@ -285,13 +227,15 @@ def _payload(kind: Collective, ranks: int, before: np.ndarray, after: np.ndarray
 
 
 @functools.lru_cache(maxsize=4096)
-def _changes(mesh: Mesh, skeleton: _Skeleton, item_bytes: float, elements: tuple[int, ...]) -> _Changes:
+def _changes(
+    mesh: Mesh, all_layouts: tuple[TensorLayout, ...], item_bytes: float, elements: tuple[int, ...]
+) -> _Changes:
     """The fastest changes between layouts with so many elements a rank, the same for all shapes with these."""
     count, held = len(elements), item_bytes * np.asarray(elements)
     direct, following = np.zeros((count, count), dtype=np.int64), np.tile(np.arange(count), (count, 1))
     fastest_s, sent_bytes = np.full((count, count), math.inf), np.zeros((count, count))
     np.fill_diagonal(fastest_s, 0.0)
-    for number, (kind, axes, rows, columns) in enumerate(skeleton.moves):  # steps of a kind are priced together
+    for number, (kind, axes, rows, columns) in enumerate(_moves(all_layouts, mesh.sizes)):
         seconds = sent = np.zeros(len(rows))
         if kind is not None:
             ranks = mesh.ranks_along(axes)
@@ -300,17 +244,7 @@ def _changes(mesh: Mesh, skeleton: _Skeleton, item_bytes: float, elements: tuple
         better = seconds < fastest_s[rows, columns]
         at = rows[better], columns[better]
         fastest_s[at], sent_bytes[at], direct[at] = seconds[better], sent[better], number
-    steps, renamings, sizes = np.isfinite(fastest_s), skeleton.renamings, np.asarray(elements)
-    if not all((sizes[renamed] == sizes).all() for renamed, _ in renamings):
-        renamings = ((np.arange(count), np.arange(count)),)
-    own = renamings[0][1]
-    place, near = np.zeros(count, dtype=np.int64), (fastest_s[:, own], sent_bytes[:, own], following[:, own])
-    place[own] = np.arange(len(own))
-    _join(fastest_s, sent_bytes, steps, near)
-    for renamed, members in renamings:
-        columns, back = place[renamed[members]], np.argsort(renamed)
-        fastest_s[:, members], sent_bytes[:, members] = (table[renamed][:, columns] for table in near[:2])
-        following[:, members] = back[near[2][renamed][:, columns]]
+    _join(fastest_s, sent_bytes, following)
     return fastest_s, sent_bytes, direct, following
 
 
@@ -318,28 +252,23 @@ _AT_ONCE = 1 << 18
 """Entries of the tables that `_join` works on at once, so that they stay in a processor's cache."""
 
 
-def _join(
-    step_s: np.ndarray, step_bytes: np.ndarray, direct: np.ndarray, near: tuple[np.ndarray, np.ndarray, np.ndarray]
-) -> None:
-    """Shortest paths to some layouts by Bellman and Ford, many at a time, until none gets nearer to another.
+def _join(seconds: np.ndarray, sent: np.ndarray, following: np.ndarray) -> None:
+    """Shortest paths between layouts by Bellman and Ford, many at a time, until none gets nearer to another.
 
-    A layout has few direct steps, and few steps lead anywhere: O(layouts * columns) for each step of a layout and of a
-    path.
+    A layout has few direct steps, and few steps lead anywhere: O(layouts^2) for each step of a layout and of a path.
 
     Args:
-        step_s: seconds of direct steps, [layouts, layouts].
-        step_bytes: bytes that a rank sends in them.
-        direct: whether there is one; its diagonal is overwritten.
-        near: seconds, bytes and the next layout on the way to some layouts, [layouts, columns]; by direct steps before,
-            by the fastest sequences afterwards.
+        seconds: [layouts, layouts] of direct steps before, of the fastest sequences afterwards.
+        sent: bytes that a rank sends in them.
+        following: the next layout on the way.
     """
-    (seconds, sent, following), count = near, len(direct)
+    count, direct = len(seconds), np.isfinite(seconds)
     np.fill_diagonal(direct, False)
     degree = int(direct.sum(axis=1).max())
     after = np.argsort(~direct, axis=1, kind="stable")[:, :degree]
     rows = np.arange(count)[:, None]
-    first_s, first_bytes = np.where(direct[rows, after], step_s[rows, after], math.inf), step_bytes[rows, after]
-    size, changed = max(1, _AT_ONCE // max(1, degree * seconds.shape[1])), np.full(count, degree > 0)
+    first_s, first_bytes = np.where(direct[rows, after], seconds[rows, after], math.inf), sent[rows, after]
+    size, changed = max(1, _AT_ONCE // max(1, degree * count)), np.full(count, degree > 0)
     while changed.any():
         before, changed = changed, np.zeros(count, dtype=bool)
         for start in range(0, count, size):

@@ -29,27 +29,6 @@ CLOSE, FINE_CLOSE = 0.01, 0.03
 """A choice that is better than another by less than this fraction in every figure is not offered."""
 
 
-Sizes = tuple[tuple[str, float], ...]
-"""Names of storages, tensors or parameters, with the size of each that a rank holds."""
-
-
-@dataclass(frozen=True, slots=True)
-class BlockState:
-    """Weights and storages of a block that a rank holds; those that no other block has are added up.
-
-    Attributes:
-        parameter_elements: trainable elements of parameters that no other block reads.
-        parameters: names of all other parameters (ties resolved), with the elements held of each.
-        saved_bytes: bytes of storages that no other block keeps.
-        saved: names of all other storages, with their bytes; one that several blocks of a stage keep is held once.
-    """
-
-    parameter_elements: float
-    parameters: Sizes
-    saved_bytes: float
-    saved: Sizes
-
-
 @dataclass(frozen=True)
 class ShardedCosts:
     """Costs of the n blocks of a chain on a fat device for one micro-batch; all figures are of one rank.
@@ -69,7 +48,7 @@ class ShardedCosts:
         saved_bytes: [n] bytes of the storages kept for backward.
         waiting_bytes: [n] bytes that stay until the second half of a split backward.
         checkpoint_bytes: [n] bytes of the input tensors, which recomputation keeps.
-        held: by block, its parameters and kept storages: those it has alone, and those it shares with others.
+        parameters: by block, the trainable parameters that it reads (ties resolved), with the elements held of each.
         workspace_bytes: [n] transient bytes.
     """
 
@@ -86,7 +65,7 @@ class ShardedCosts:
     saved_bytes: np.ndarray
     waiting_bytes: np.ndarray
     checkpoint_bytes: np.ndarray
-    held: tuple[BlockState, ...]
+    parameters: tuple[Mapping[str, float], ...]
     workspace_bytes: np.ndarray
 
     @property
@@ -121,12 +100,12 @@ def sharded_costs(
     Complexity: blocks times points times prices.
     """
     choices: list[ShardedCosts] = []
-    chain = _ChainCosts(costs)
     for boundary in costs.boundaries if boundaries is None else boundaries:
         sets = [block.points[boundary] for block in costs.blocks]
         if all(sets):
             picked = _picked(costs, sets, FINE if finer else COARSE)
-            choices += chain.arrays(boundary, canonical_layouts(costs, boundary), picked)
+            layouts = canonical_layouts(costs, boundary)
+            choices += [_arrays(costs, boundary, layouts, points) for points in picked]
     choices.sort(key=lambda c: c.totals)
     return tuple(_worth_trying(choices, FINE_CLOSE if finer else CLOSE))
 
@@ -148,7 +127,8 @@ def leanest_costs(costs: InnerCosts, boundary: Boundaries) -> tuple[ShardedCosts
         return ()
     by_weights = tuple(min(points, key=lambda p: (p.parameter_elements, p.saved_bytes)) for points in sets)
     by_kept = tuple(min(points, key=lambda p: (p.saved_bytes, p.parameter_elements)) for points in sets)
-    return tuple(_ChainCosts(costs).arrays(boundary, canonical_layouts(costs, boundary), (by_weights, by_kept)))
+    layouts = canonical_layouts(costs, boundary)
+    return tuple(_arrays(costs, boundary, layouts, points) for points in (by_weights, by_kept))
 
 
 def _picked(
@@ -178,68 +158,37 @@ _OF_POINTS = (
 """Figures of `InnerPoint` that `ShardedCosts` has by block."""
 
 
-class _ChainCosts:
-    """Makes the arrays of a chain; the sizes that a point holds are added up once for all equal blocks."""
+def _arrays(
+    costs: InnerCosts, boundaries: Boundaries, layouts: Mapping[str, TensorLayout], picked: tuple[InnerPoint, ...]
+) -> ShardedCosts:
+    """The costs of a choice of a point for each block, for given layouts of the tensors between blocks."""
+    trained = trained_parameters(costs.graph)
+    parameters = tuple(
+        _held_parameters(trained, block.named_sizes(point.weights))
+        for block, point in zip(costs.blocks, picked, strict=True)
+    )
+    return ShardedCosts(
+        boundaries=boundaries,
+        layouts=layouts,
+        points=picked,
+        parameter_elements=np.array([sum(held.values()) for held in parameters], dtype=float),
+        whole_on=_whole_on(costs, picked),
+        parameters=parameters,
+        **{name: np.array([getattr(p, name) for p in picked]) for name in _OF_POINTS},
+    )
 
-    def __init__(self, costs: InnerCosts) -> None:
-        self._costs, self._graph = costs, costs.graph
-        self._known: dict[tuple[int, tuple[str, ...]], tuple[float, Sizes, float, Sizes]] = {}
 
-    def _held(self, b: int, point: InnerPoint) -> BlockState:
-        """Weights and storages of block b that a rank holds at a point."""
-        block, trained = self._costs.blocks[b], trained_parameters(self._graph)
-        shared = block.shared
-        if self._costs.setting.options.dealing:  # `whole_on` tells parameters apart
-            shared = {**shared, **{name: block.named_as(name) for name, _ in point.weights}}
-        key = id(point), tuple(shared)
-        if key not in self._known:
-            alone = ((block.named_as(name), part) for name, part in point.weights if name not in shared)
-            self._known[key] = (
-                sum(held_parameters(trained, alone).values()),
-                tuple(each for each in point.weights if each[0] in shared),
-                sum(size for name, size in point.saved if name not in shared),
-                tuple(each for each in point.saved if each[0] in shared),
-            )
-        elements, weights, saved_bytes, saved = self._known[key]
-        parameters = held_parameters(trained, ((shared[name], part) for name, part in weights))
-        named = tuple((shared[name], size) for name, size in saved)
-        return BlockState(elements, tuple(parameters.items()), saved_bytes, named)
-
-    def arrays(
-        self,
-        boundaries: Boundaries,
-        layouts: Mapping[str, TensorLayout],
-        choices: Iterable[tuple[InnerPoint, ...]],
-    ) -> list[ShardedCosts]:
-        """The costs of some choices of a point for each block, for given layouts of the tensors between blocks."""
-        return [self._arrays(boundaries, layouts, picked) for picked in choices]
-
-    def _whole_on(self, picked: Sequence[InnerPoint]) -> dict[str, tuple[int, ...]]:
-        """By parameter, the axes that deal out samples or steps and replicate it in all blocks that read it."""
-        dealing, axes_of = self._costs.setting.options.dealing, dict[str, tuple[int, ...]]()
-        trained = trained_parameters(self._graph)
-        for pick, block in zip(picked, self._costs.blocks, strict=True) if dealing else ():
-            for weight, _ in pick.weights:
-                layout = rest_of(pick.decision[weight]).value
-                for name, _ in trained.get(block.named_as(weight), ()):
-                    axes = axes_of.get(name, dealing)
-                    axes_of[name] = tuple(axis for axis in axes if layout[axis] == REPLICATED)
-        return axes_of
-
-    def _arrays(
-        self, boundaries: Boundaries, layouts: Mapping[str, TensorLayout], picked: tuple[InnerPoint, ...]
-    ) -> ShardedCosts:
-        held = tuple(self._held(b, p) for b, p in enumerate(picked))
-        elements = [block.parameter_elements + sum(size for _, size in block.parameters) for block in held]
-        return ShardedCosts(
-            boundaries=boundaries,
-            layouts=layouts,
-            points=picked,
-            parameter_elements=np.array(elements),
-            whole_on=self._whole_on(picked),
-            held=held,
-            **{name: np.array([getattr(p, name) for p in picked]) for name in _OF_POINTS},
-        )
+def _whole_on(costs: InnerCosts, picked: Sequence[InnerPoint]) -> dict[str, tuple[int, ...]]:
+    """By parameter, the axes that deal out samples or steps and replicate it in all blocks that read it."""
+    dealing, axes_of = costs.setting.options.dealing, dict[str, tuple[int, ...]]()
+    trained = trained_parameters(costs.graph)
+    for pick, block in zip(picked, costs.blocks, strict=True) if dealing else ():
+        for weight, _ in pick.weights:
+            layout = rest_of(pick.decision[weight]).value
+            for name, _ in trained.get(block.named_as(weight), ()):
+                axes = axes_of.get(name, dealing)
+                axes_of[name] = tuple(axis for axis in axes if layout[axis] == REPLICATED)
+    return axes_of
 
 
 def canonical_layouts(costs: InnerCosts, boundaries: Boundaries) -> dict[str, TensorLayout]:
@@ -249,7 +198,7 @@ def canonical_layouts(costs: InnerCosts, boundaries: Boundaries) -> dict[str, Te
     return {name: canonical_layout(tensor, boundaries, sizes, padded=padded) for name, tensor in tensors.items()}
 
 
-def held_parameters(
+def _held_parameters(
     trained: Mapping[str, Sequence[tuple[str, int]]], weights: Iterable[tuple[str, float]]
 ) -> dict[str, float]:
     """By trainable parameter that some weight tensors come from, the elements that a rank holds.
@@ -297,7 +246,7 @@ def decided_costs(costs: InnerCosts, decisions: Sequence[Mapping[str, Choice] | 
     free = Boundary.FREE in boundary
     layouts = _decided_layouts(costs, decisions) if free else canonical_layouts(costs, boundary)
     filled = _filled(costs, picked)
-    return _ChainCosts(costs).arrays(boundary, layouts, (filled,))[0]
+    return _arrays(costs, boundary, layouts, filled)
 
 
 def _filled(costs: InnerCosts, picked: Sequence[InnerPoint | None]) -> tuple[InnerPoint, ...]:
@@ -352,14 +301,10 @@ class StageSharding:
     inner: InnerCosts
     costs: ShardedCosts
 
-    @functools.cached_property
+    @property
     def parameters(self) -> tuple[Mapping[str, float], ...]:
         """By block, the trainable parameters that it reads (ties resolved), with the elements held of each."""
-        trained = trained_parameters(self.inner.graph)
-        return tuple(
-            held_parameters(trained, ((block.named_as(name), part) for name, part in point.weights))
-            for block, point in zip(self.inner.blocks, self.costs.points, strict=True)
-        )
+        return self.costs.parameters
 
     @functools.cached_property
     def most_held(self) -> Mapping[str, float]:

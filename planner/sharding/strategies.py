@@ -78,7 +78,6 @@ class Strategy:
         reads: by input position, the layout that the input must have.
         writes: by output position, the layout that the output gets.
         read_gradients: by input position, the layout in which the gradient of the input comes out.
-        write_gradients: by output position, the layout in which the gradient of the output is needed.
         share: fraction of the operator's work that one rank does, padding included.
         exchanges: data that ranks exchange inside the operator.
     """
@@ -87,9 +86,15 @@ class Strategy:
     reads: tuple[tuple[int, TensorLayout], ...]
     writes: tuple[tuple[int, TensorLayout], ...]
     read_gradients: tuple[tuple[int, TensorLayout], ...]
-    write_gradients: tuple[tuple[int, TensorLayout], ...]
     share: float
     exchanges: tuple[InnerExchange, ...] = ()
+
+    @property
+    def write_gradients(self) -> tuple[tuple[int, TensorLayout], ...]:
+        """By output position, the layout in which the gradient of the output is needed: that of a partial one whole."""
+        return tuple(
+            (p, tuple(REPLICATED if part == PARTIAL else part for part in layout)) for p, layout in self.writes
+        )
 
     def __str__(self) -> str:
         reads = ", ".join(layout_text(layout) for _, layout in self.reads)
@@ -102,11 +107,6 @@ def read_gradient(part: Part, kind: SplitKind) -> Part:
     if part == PARTIAL:
         return REPLICATED
     return PARTIAL if part == REPLICATED and kind not in (SplitKind.REPEAT, SplitKind.PARTIAL) else part
-
-
-def write_gradient(part: Part) -> Part:
-    """Part that a result's gradient must have on an axis, from the part of the result."""
-    return REPLICATED if part == PARTIAL else part
 
 
 def _halos(
@@ -173,13 +173,6 @@ class _Request:
     options: Options
 
     @functools.cached_property
-    def quiet(self) -> frozenset[SplitKind]:
-        """Kinds of splits under which the operator's ranks exchange nothing."""
-        windows = any(access.halo for nest in self.spec.nests for access in nest.reads)
-        kinds = {SplitKind.REPEAT, SplitKind.PARTIAL}
-        return frozenset(kinds if windows else kinds | {SplitKind.CUT})
-
-    @functools.cached_property
     def _identity(self) -> tuple[object, ...]:
         return self.call.signature(), self.spec.nests, self.sizes, self.item_bytes, self.options
 
@@ -194,8 +187,6 @@ def _exchanges(
     request: _Request, axis_choices: Sequence[AxisChoice], reads: Mapping[int, TensorLayout]
 ) -> tuple[InnerExchange, ...]:
     """Exchanges inside the operator along all axes, at the sizes that are left when all axes are cut."""
-    if request.quiet.issuperset(choice.kind for choice in axis_choices):
-        return ()
     nests = axis_choices[-1].left.nests if axis_choices else ()
     shapes = {
         p: shard_shape(tensor.shape, layout, request.sizes)
@@ -228,7 +219,6 @@ def _assemble(request: _Request, axis_choices: Sequence[AxisChoice]) -> Strategy
         tuple(read_parts.items()),
         tuple(write_parts.items()),
         tuple((p, tuple(map(read_gradient, parts, kinds))) for p, parts in read_parts.items()),
-        tuple((p, tuple(map(write_gradient, parts))) for p, parts in write_parts.items()),
         axis_choices[-1].left.share if axis_choices else 1.0,
         _exchanges(request, axis_choices, read_parts),
     )

@@ -158,7 +158,7 @@ def _users(blocks: Iterable[Iterable[tuple[str, float]]]) -> dict[str, tuple[flo
 
 
 def tied_parameters(
-    blocks: Sequence[Sequence[tuple[str, float]]], counts: Mapping[str, int]
+    blocks: Sequence[Iterable[tuple[str, float]]], counts: Mapping[str, int]
 ) -> tuple[np.ndarray, tuple[Tie, ...]]:
     """[n] trainable elements of a rank for each block, and the tied weights among them.
 
@@ -185,15 +185,13 @@ def _block_parameters(chain: Chain) -> tuple[np.ndarray, tuple[Tie, ...]]:
     return tied_parameters([[size for i in own if (size := sizes[i]) is not None] for own in used], {})
 
 
-def kept_table(blocks: Sequence[Iterable[tuple[str, float]]], alone_bytes: Sequence[float] | None = None) -> np.ndarray:
+def kept_table(blocks: Sequence[Iterable[tuple[str, float]]]) -> np.ndarray:
     """[n, n] bytes of the storages that blocks i..j keep, each counted once.
 
     Args:
         blocks: by block, names of its storages and their bytes.
-        alone_bytes: by block, bytes of further storages that no other block keeps.
     """
-    by_block, shared = range_table(_users(blocks).values(), len(blocks))
-    return range_sums(by_block if alone_bytes is None else by_block + alone_bytes, shared)
+    return range_sums(*range_table(_users(blocks).values(), len(blocks)))
 
 
 def block_storages(chain: Chain, profile: Profile) -> list[dict[str, float]]:
@@ -207,16 +205,15 @@ def _waiting_bytes(profile: Profile, nodes: Sequence[int]) -> float:
     return sum(dict(kept_pairs(profile.saved, products)).values()) + float(profile.output_bytes[products].sum())
 
 
-def head_bytes(chain: Chain, saved: Iterable[tuple[str, float]], alone_bytes: float = 0.0) -> np.ndarray:
+def head_bytes(chain: Chain, saved: Iterable[tuple[str, float]]) -> np.ndarray:
     """[n] activation bytes that the last block keeps beyond the tensors that come into it; 0 for all other blocks.
 
     Args:
         chain: the blocks, of which the last is the head.
         saved: storages that the head keeps, and their bytes.
-        alone_bytes: bytes of further storages that no other block keeps.
     """
     kept_bytes, entering = np.zeros(len(chain.blocks)), set(chain.crossing[len(chain.blocks) - 1])
-    kept_bytes[-1] = alone_bytes + sum(size for storage, size in saved if storage not in entering)
+    kept_bytes[-1] = sum(size for storage, size in saved if storage not in entering)
     return kept_bytes
 
 

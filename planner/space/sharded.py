@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,10 +14,10 @@ import numpy as np
 from planner.hardware.types import Collective
 from planner.operators import needs_gradient
 from planner.sharding.inner import InnerCosts
-from planner.sharding.inner_points import operand_bytes, rerun_s
+from planner.sharding.inner_points import Sizes, operand_bytes, rerun_s
 from planner.sharding.layout import REPLICATED, shard_elements
 from planner.sharding.mesh import AxisRole, axes_text
-from planner.sharding.sharded import ShardedCosts, Sizes
+from planner.sharding.sharded import ShardedCosts
 from planner.space.blocks import (
     checkpoint_table,
     head_block,
@@ -48,8 +49,8 @@ def sharded_block_costs(inner: InnerCosts, sharded: ShardedCosts, element_s: flo
     """
     chain = inner.chain
     head, starts = head_block(chain), layer_starts([block.name for block in chain.blocks])
-    elements, ties = tied_parameters([own.parameters for own in sharded.held], _multiplicities(inner, sharded))
-    elements += [own.parameter_elements for own in sharded.held]
+    elements, ties = tied_parameters([own.items() for own in sharded.parameters], _multiplicities(inner, sharded))
+    saved = _saved_by_block(inner, sharded)
     inner_replicas = tuple(_inner_replicas(inner, sharded))
     tensors = _boundary_tensors(inner, sharded)
     forward = _crossing(inner, tensors, frozenset(tensors))
@@ -60,7 +61,7 @@ def sharded_block_costs(inner: InnerCosts, sharded: ShardedCosts, element_s: flo
         backward_s=sharded.backward_s[None, :],
         update_s=element_s * elements[None, :],
         parameter_elements=elements,
-        saved_bytes=kept_table([own.saved for own in sharded.held], [own.saved_bytes for own in sharded.held]),
+        saved_bytes=kept_table(saved),
         checkpoint_bytes=checkpoint_table(chain, {name: size for name, (size, _) in tensors.items()}, starts),
         boundary_bytes=forward[0],
         gradient_boundary_bytes=backward[0],
@@ -69,7 +70,7 @@ def sharded_block_costs(inner: InnerCosts, sharded: ShardedCosts, element_s: flo
         layer_starts=starts,
         ties=ties,
         repeated=None if head < 0 else np.arange(len(chain.blocks)) != head,
-        kept_bytes=None if head < 0 else head_bytes(chain, sharded.held[head].saved, sharded.held[head].saved_bytes),
+        kept_bytes=None if head < 0 else head_bytes(chain, saved[head]),
         ranks=inner.mesh.device_count,
         context=_along(inner, AxisRole.CONTEXT),
         expert=_along(inner, AxisRole.EXPERT),
@@ -116,8 +117,8 @@ def _inner_replicas(inner: InnerCosts, sharded: ShardedCosts) -> Iterator[InnerR
     counts = _multiplicities(inner, sharded)
     for axes in (each for n in range(1, len(dealing) + 1) for each in itertools.combinations(dealing, n)):
         parameters = [
-            tuple((name, size) for name, size in block.parameters if sharded.whole_on[name] == axes)
-            for block in sharded.held
+            tuple((name, size) for name, size in held.items() if sharded.whole_on[name] == axes)
+            for held in sharded.parameters
         ]
         elements, ties = tied_parameters(parameters, counts)
         yield InnerReplicas(mesh.ranks_along(axes), elements, ties, {kind: mesh.terms(kind, axes) for kind in _SUMMING})
@@ -148,11 +149,12 @@ def sharded_repeats(inner: InnerCosts, sharded: ShardedCosts, reruns: Callable[[
         block = inner.blocks[b].points.block
         return operand_bytes(block, sharded.points[b], solved(b, place), position)
 
-    def saved() -> list[Sizes]:
-        made = zip(inner.blocks, sharded.points, strict=True)
-        return [tuple((block.named_as(name), size) for name, size in point.saved) for block, point in made]
+    return module_prices(reruns, functools.partial(_saved_by_block, inner, sharded), forward_s, size_of)
 
-    return module_prices(reruns, saved, forward_s, size_of)
+
+def _saved_by_block(inner: InnerCosts, sharded: ShardedCosts) -> list[Sizes]:
+    """By block, the storages that a rank keeps, with their bytes."""
+    return [block.named_sizes(point.saved) for block, point in zip(inner.blocks, sharded.points, strict=True)]
 
 
 def on_all_types(costs: BlockCosts, types: int) -> BlockCosts:

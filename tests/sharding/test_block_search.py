@@ -23,7 +23,7 @@ from planner.sharding import (
 )
 from planner.sharding.block_search import BlockPoints
 from planner.sharding.elimination import minimise
-from planner.sharding.inner import RoundedPrices
+from planner.sharding.inner import seconds_key
 from planner.sharding.inner_points import BlockProblem, BlockView
 from tests.sharding.graphs import products
 from tests.sharding.test_inner import _one_block
@@ -114,10 +114,15 @@ def test_nodes_alike_whole_but_not_in_parts_are_told_apart() -> None:
         part = np.array([share, max(share, 0.5)])
         return part, 2 * part
 
-    marks = RoundedPrices(Setting(graph, ideal_mesh((8,)), forward_s=whole, backward_s=2 * whole, work_s=work_s))
-    assert marks.of([0], [(1.0, 1)]) == marks.of([1], [(1.0, 1)])
-    assert marks.of([0], [(1.0, 1), (0.125, 1)]) != marks.of([1], [(1.0, 1), (0.125, 1)])
-    assert marks.of([0], [(0.5, 1)]) == marks.of([1], [(0.5, 1)])
+    setting = Setting(graph, ideal_mesh((8,)), forward_s=whole, backward_s=2 * whole, work_s=work_s)
+
+    def equal(*shares: float) -> bool:
+        first, second = (seconds_key(setting, [node], [(share, 1) for share in shares]) for node in (0, 1))
+        return first == second
+
+    assert equal(1.0)
+    assert not equal(1.0, 0.125)
+    assert equal(0.5)
 
 
 def test_where_parts_gain_nothing_nothing_is_cut() -> None:

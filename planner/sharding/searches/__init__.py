@@ -7,14 +7,16 @@ True
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from planner.errors import InfeasibleError
-from planner.memory import fits
 from planner.registry import Registry
+from planner.sharding.elimination import CLOSE, Factor, least_within, minimise
 from planner.sharding.judge import Verdict, evaluate
 from planner.sharding.problem import Choice, Setting
+from planner.units import format_bytes
 
 
 @dataclass(frozen=True)
@@ -30,24 +32,15 @@ class ShardingAnswer:
     verdict: Verdict
 
     @staticmethod
-    def of(
-        setting: Setting, decision: dict[str, Choice], memory_bytes: float | None, *, fixed: str = ""
-    ) -> ShardingAnswer:
-        """The answer for a decision, with the judge's verdict.
+    def of(setting: Setting, decision: dict[str, Choice], memory_bytes: float | None) -> ShardingAnswer:
+        """The answer for a decision, with the judge's verdict; it has a violation where the decision does not fit.
 
         Args:
             setting: what is sharded.
             decision: strategies and layouts.
             memory_bytes: bytes that a rank may hold; None for no limit.
-            fixed: for a search that cannot trade time for memory, the name of its decision in the error.
-
-        Raises:
-            InfeasibleError: the decision of such a search does not fit.
         """
-        verdict = evaluate(setting, decision, memory_bytes=memory_bytes)
-        if fixed and memory_bytes is not None and not fits(verdict.memory_bytes, memory_bytes):
-            raise InfeasibleError(f"{fixed} does not fit the devices' memory", hint="use a larger mesh")
-        return ShardingAnswer(decision, verdict)
+        return ShardingAnswer(decision, evaluate(setting, decision, memory_bytes=memory_bytes))
 
 
 class Search(Protocol):
@@ -56,10 +49,44 @@ class Search(Protocol):
     def __call__(self, setting: Setting, *, memory_bytes: float | None = None) -> ShardingAnswer:
         """Choose the strategies and layouts with the least time within the memory of a rank.
 
+        A search that cannot trade time for memory (Tofu) chooses as ever; the judge says where that does not fit.
+
         Raises:
-            InfeasibleError: no decision of the search's space fits.
+            InfeasibleError: no decision of the search's space was found that fits.
         """
         ...
+
+
+def fastest_choices(
+    sizes: Sequence[int],
+    times: Sequence[Factor],
+    held: Sequence[Factor],
+    memory_bytes: float | None,
+    what: str,
+    close: float = CLOSE,
+) -> tuple[int, ...]:
+    """The fastest choice of each variable, proven; within memory the fastest that a price on memory finds.
+
+    Args:
+        sizes: choices of each variable.
+        times: tables of seconds.
+        held: tables of bytes, at most one for the same variables.
+        memory_bytes: bytes that a rank may hold; None for no limit.
+        what: what is chosen, for the error.
+        close: relative gap at which the search within memory ends.
+
+    Raises:
+        InfeasibleError: no choice was found that fits, or the problem is too large for elimination.
+    """
+    if memory_bytes is None:
+        return minimise(sizes, times)[1]
+    choices = least_within(sizes, times, held, memory_bytes, close).choices
+    if not choices:
+        raise InfeasibleError(
+            f"no {what} was found that fits {format_bytes(memory_bytes)} a device",
+            hint="use a larger mesh, more recomputation or a smaller micro-batch",
+        )
+    return choices
 
 
 SEARCHES: Registry[Search] = Registry("planner.sharding.searches", "sharding search")

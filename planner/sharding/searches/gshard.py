@@ -33,11 +33,11 @@ from planner.memory import fits
 from planner.operators import graph_specs
 from planner.registry import did_you_mean
 from planner.sharding.choices import Parts, splits
-from planner.sharding.elimination import Factor, least_within, minimise
+from planner.sharding.elimination import Factor, minimise
 from planner.sharding.formulate import formulate
 from planner.sharding.layout import REPLICATED, Part, TensorLayout, parse_layout, refusal
 from planner.sharding.problem import Setting, ShardingProblem, rest_of
-from planner.sharding.searches import SEARCHES, ShardingAnswer
+from planner.sharding.searches import SEARCHES, ShardingAnswer, fastest_choices
 from planner.sharding.strategies import Strategy
 from planner.units import format_bytes
 
@@ -321,16 +321,8 @@ def fastest(setting: Setting, problem: ShardingProblem, memory_bytes: float | No
     Raises:
         InfeasibleError: no choice was found that fits, or the problem is too large for elimination.
     """
-    if memory_bytes is None:
-        _, choices = minimise(problem.sizes, problem.factors())
-    else:
-        held = [Factor((v,), kept) for v, kept in enumerate(problem.bytes)]
-        choices = least_within(problem.sizes, problem.factors(), held, memory_bytes, NEAR).choices
-        if not choices:
-            raise InfeasibleError(
-                f"no completion of layouts was found that fits {format_bytes(memory_bytes)} a device",
-                hint="use a larger mesh, more recomputation or a smaller micro-batch",
-            )
+    held = [Factor((v,), kept) for v, kept in enumerate(problem.bytes)]
+    choices = fastest_choices(problem.sizes, problem.factors(), held, memory_bytes, "completion of layouts", close=NEAR)
     return ShardingAnswer.of(setting, problem.decision(choices), memory_bytes)
 
 

@@ -23,15 +23,14 @@ import numpy as np
 from planner.errors import InfeasibleError
 from planner.graph import Graph, Node, TensorKind, group_leaders
 from planner.operators import DimKind, LoopNest, OpSpec
-from planner.sharding.elimination import Factor, least_within, minimise
+from planner.sharding.elimination import Factor
 from planner.sharding.formulate import formulate
 from planner.sharding.layout import REPLICATED, Part, indexed
 from planner.sharding.named_layout import NamedOperation, NamedTensor, Program, best_layout
 from planner.sharding.problem import Choice, GraphFacts, Setting
 from planner.sharding.resting import resting_as
-from planner.sharding.searches import SEARCHES, ShardingAnswer
+from planner.sharding.searches import SEARCHES, ShardingAnswer, fastest_choices
 from planner.sharding.strategies import Strategy
-from planner.units import format_bytes
 
 Place = tuple[str, int]
 """A tensor and one of its dimensions."""
@@ -298,16 +297,8 @@ def mesh_tensorflow(setting: Setting, *, memory_bytes: float | None = None) -> S
         InfeasibleError: no layout is legal, or none was found that fits.
     """
     named = _NamedProblem(setting)
-    if memory_bytes is None:
-        _, axes = minimise(named.sizes, named.times())
-    else:
-        axes = least_within(named.sizes, named.times(), named.held(), memory_bytes).choices
-        if not axes:
-            raise InfeasibleError(
-                f"no layout of named dimensions was found that fits {format_bytes(memory_bytes)} a device",
-                hint="use a larger mesh, more recomputation or a smaller micro-batch",
-            )
-    return ShardingAnswer.of(setting, named.decision(axes), memory_bytes, fixed="the fastest layout")
+    axes = fastest_choices(named.sizes, named.times(), named.held(), memory_bytes, "layout of named dimensions")
+    return ShardingAnswer.of(setting, named.decision(axes), memory_bytes)
 
 
 @SEARCHES.entry("mesh-tensorflow-memory")
@@ -315,7 +306,7 @@ def mesh_tensorflow_memory(setting: Setting, *, memory_bytes: float | None = Non
     """The global layout of least memory, as published.
 
     Raises:
-        InfeasibleError: an operator cannot follow the layout, or it does not fit the memory.
+        InfeasibleError: an operator cannot follow the layout.
     """
     named = _NamedProblem(setting)
     axes = {axis.name: axis.size for axis in setting.mesh.axes if axis.size > 1}
@@ -323,4 +314,4 @@ def mesh_tensorflow_memory(setting: Setting, *, memory_bytes: float | None = Non
     place = {axis.name: a for a, axis in enumerate(setting.mesh.axes)}
     axis_of = [place[assignment[name]] if name in assignment else -1 for name in named.order]
     decision = named.decision([domain.index(a) for domain, a in zip(named.domains, axis_of, strict=True)])
-    return ShardingAnswer.of(setting, decision, memory_bytes, fixed="the leanest layout")
+    return ShardingAnswer.of(setting, decision, memory_bytes)

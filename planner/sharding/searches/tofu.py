@@ -337,11 +337,7 @@ def _nearest(candidates: Sequence[Strategy], wanted: Sequence[str]) -> Strategy:
 
 @SEARCHES.entry("tofu")
 def tofu(setting: Setting, *, memory_bytes: float | None = None) -> ShardingAnswer:
-    """Tofu's plan on the axes of a mesh, priced like any other decision; a gradient is cut like its tensor.
-
-    Raises:
-        InfeasibleError: the plan does not fit the memory.
-    """
+    """Tofu's plan on the axes of a mesh, priced like any other decision; a gradient is cut like its tensor."""
     graph, mesh = setting.graph, setting.mesh
     plan = tofu_plan(graph, mesh.sizes, nodes=setting.members, item_bytes=setting.item_bytes)
     facts, decision = GraphFacts.of(setting), dict[str, Choice]()
@@ -357,7 +353,7 @@ def tofu(setting: Setting, *, memory_bytes: float | None = None) -> ShardingAnsw
         for name in (*node.inputs, *node.outputs):
             if name:
                 _rest(decision, graph.tensors[name], plan, name in facts.carrying)
-    return ShardingAnswer.of(setting, decision, memory_bytes, fixed="Tofu's plan")
+    return ShardingAnswer.of(setting, decision, memory_bytes)
 
 
 def _rest(decision: dict[str, Choice], tensor: Tensor, plan: TofuPlan, gradient: bool) -> None:
