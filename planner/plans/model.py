@@ -289,7 +289,9 @@ def expand(runs: Sequence[BlockRun]) -> tuple[Block, ...]:
     Raises:
         PlanError: they are more than any model has.
     """
-    _refuse_too_many(runs)
+    total = sum(max(0, run.repeat) * len(run.blocks) for run in runs)
+    if total > MAX_BLOCKS:
+        raise PlanError(f"the plan lists {total} blocks", where="blocks", hint=f"at most {MAX_BLOCKS} can be read")
     result: list[Block] = []
     for run in runs:
         if run.repeat == 1:
@@ -299,27 +301,6 @@ def expand(runs: Sequence[BlockRun]) -> tuple[Block, ...]:
             fill = functools.partial(filled, copy=i)
             result.extend(_map_strings(block, fill) for block in run.blocks)
     return tuple(result)
-
-
-def block_names(runs: Sequence[BlockRun]) -> tuple[str, ...]:
-    """Names of all blocks of the model in order, without writing out the blocks.
-
-    Raises:
-        PlanError: they are more than any model has.
-    """
-    _refuse_too_many(runs)
-    return tuple(
-        block.name if run.repeat == 1 else filled(block.name, copy)
-        for run in runs
-        for copy in range(run.repeat)
-        for block in run.blocks
-    )
-
-
-def _refuse_too_many(runs: Sequence[BlockRun]) -> None:
-    total = sum(max(0, run.repeat) * len(run.blocks) for run in runs)
-    if total > MAX_BLOCKS:
-        raise PlanError(f"the plan lists {total} blocks", where="blocks", hint=f"at most {MAX_BLOCKS} can be read")
 
 
 def compress(blocks: Sequence[Block]) -> tuple[BlockRun, ...]:

@@ -81,6 +81,17 @@ def raised(action: Action, steps: Steps, times: int) -> Action:
     return action._replace(micro_batch=number, version=version)
 
 
+def steps_between(actions: Sequence[Action], later: Sequence[Action]) -> Steps:
+    """By how much numbers rise from some actions to those a repetition later; the first of each kind counts."""
+    steps = list(Steps())
+    for now, then in reversed(list(zip(actions, later, strict=False))):
+        if now.micro_batch >= 0:
+            steps[_CHANNEL[now.kind]] = then.micro_batch - now.micro_batch
+        if now.version >= 0:
+            steps[-1] = then.version - now.version
+    return Steps(*steps)
+
+
 def encode(actions: Sequence[Action], *, rank: int = 0, steady: Steady | None = None) -> str:
     """One line for the actions of a rank; `decode` gives them back. About O(actions), see `MAX_PERIOD`."""
     text = _LineWriter(actions, rank)
@@ -121,7 +132,7 @@ class _LineWriter:
                 continue
             if heads[start : start + p] != heads[start + p : start + 2 * p]:
                 continue
-            steps = self._steps(start, p)
+            steps = steps_between(self._actions[start : start + p], self._actions[start + p : start + 2 * p])
             matching = 0
             while start + matching < stop - p and self._recurs(start + matching, p, steps):
                 matching += 1
@@ -142,17 +153,6 @@ class _LineWriter:
         action = self._actions[at]
         number = f".{action.micro_batch}{more}" if action.micro_batch >= 0 else ""
         return action.spelled(number, f">{action.peer - self._rank:+d}" if action.peer >= 0 else "")
-
-    def _steps(self, start: int, period: int) -> Steps:
-        """Differences of numbers between the actions at `start` and those a period later."""
-        steps = list(Steps())
-        for at in range(start + period - 1, start - 1, -1):  # the first action with a number of a kind decides
-            now, later = self._actions[at], self._actions[at + period]
-            if now.micro_batch >= 0:
-                steps[_CHANNEL[now.kind]] = later.micro_batch - now.micro_batch
-            if now.version >= 0:
-                steps[-1] = later.version - now.version
-        return Steps(*steps)
 
     def _recurs(self, at: int, period: int, steps: Steps) -> bool:
         """True if the action a period later is this one, raised by the steps."""

@@ -18,7 +18,7 @@ from typing import Literal
 
 from planner import schedules
 from planner.errors import PlanError
-from planner.plans.orders import Line, RankOrder, Steady, Steps, encode_line, group_lines, raised
+from planner.plans.orders import Line, RankOrder, Steady, Steps, encode_line, group_lines, raised, steps_between
 from planner.plans.records import WORK_FIELDS, ScheduleSection, SharedParameter
 from planner.schedules import Action, ActionKind, Pipeline, Schedule, Work
 from planner.space.types import Configuration
@@ -129,7 +129,7 @@ def _repeating(
     at = next((i for i, (a, b) in enumerate(zip(once, twice, strict=False)) if a != b), len(once))
     growth = len(twice) - len(once)
     body, next_body = twice[at : at + growth], thrice[at + growth : at + 2 * growth]
-    steps = _steps(body, next_body, micro_batches)
+    steps = steps_between(body, next_body)._replace(micro_batch=micro_batches)
     ends = [lane[at + k * growth :] for k, lane in enumerate((once, twice, thrice))]
     if len(thrice) != len(twice) + growth or thrice[: at + growth] != twice[: at + growth]:
         return None
@@ -143,37 +143,24 @@ def _raised(actions: Sequence[Action], steps: Steps, times: int, others: Sequenc
     return len(actions) == len(others) and all(raised(action, steps, times) == other for action, other in pairs)
 
 
-def _steps(body: Sequence[Action], later: Sequence[Action], micro_batches: int) -> Steps:
-    """Differences of numbers between actions an iteration apart."""
-    pairs = list(zip(body, later, strict=False))
-
-    def step(*kinds: ActionKind) -> int:
-        return next((b.micro_batch - a.micro_batch for a, b in pairs if a.kind in kinds and a.micro_batch >= 0), 1)
-
-    version = next((b.version - a.version for a, b in pairs if a.version >= 0), 0)
-    return Steps(micro_batches, step(ActionKind.SYNC, ActionKind.LAUNCH_SYNC), step(ActionKind.UPDATE), version)
+def _forwards(work: Work) -> Iterator[tuple[Action, int]]:
+    """Every forward, and the worker that runs it."""
+    for worker, lane in zip(work.lane_workers, work.lanes, strict=True):
+        yield from ((action, worker) for action in lane if action.kind is ActionKind.FORWARD)
 
 
 def _holders(work: Work, stages: int) -> list[list[int]]:
     """By stage the workers that run it, sorted by the first micro-batch that each runs."""
     first: list[dict[int, int]] = [{} for _ in range(stages)]
-    for worker, lane in zip(work.lane_workers, work.lanes, strict=True):
-        for action in lane:
-            if action.kind is ActionKind.FORWARD:
-                lowest = first[action.stage].get(worker, action.micro_batch)
-                first[action.stage][worker] = min(lowest, action.micro_batch)
+    for action, worker in _forwards(work):
+        lowest = first[action.stage].get(worker, action.micro_batch)
+        first[action.stage][worker] = min(lowest, action.micro_batch)
     return [sorted(own, key=lambda worker, own=own: (own[worker], worker)) for own in first]  # type: ignore[misc]
 
 
 def _routing(work: Work, holders: Sequence[Sequence[int]]) -> Routing:
     place = [{worker: h for h, worker in enumerate(own)} for own in holders]
-    forwards = (
-        (action, worker)
-        for worker, lane in zip(work.lane_workers, work.lanes, strict=True)
-        for action in lane
-        if action.kind is ActionKind.FORWARD
-    )
-    in_turn = all(a.micro_batch % len(place[a.stage]) == place[a.stage][worker] for a, worker in forwards)
+    in_turn = all(a.micro_batch % len(place[a.stage]) == place[a.stage][worker] for a, worker in _forwards(work))
     return "round_robin" if in_turn else "by_order"
 
 
