@@ -13,7 +13,7 @@ from planner.errors import UsageError
 from planner.graph.blocks import layer_of
 from planner.plans.model import Block
 from planner.plans.orders import WORD
-from planner.plans.records import WORK_FIELDS
+from planner.plans.records import WORK_FIELDS, ScheduleSection
 from planner.plans.shardings import ShardedBlock
 from planner.plans.types import Plan, Requirement
 from planner.schedules import Action, ActionKind, Schedule, WeightPolicy, Work, custom_schedule, get
@@ -259,6 +259,12 @@ def _of_orders(plan: Plan) -> Iterator[Requirement]:
             yield SCHEDULE_KEYS[field.name]
     words = {word for text in {order.actions for order in section.orders} for word in _words(text)}
     yield from (needed for word in words if (needed := WORDS.get(word)) is not None)
+
+
+def splits_backward(section: ScheduleSection) -> bool:
+    """True if input and weight gradients are computed in actions of their own."""
+    words = (word for order in section.orders for word in _words(order.actions))
+    return any(WORDS.get(word) is Requirement.SPLIT_BACKWARD for word in words)
 
 
 def _words(actions: str) -> Iterator[str]:
