@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from planner.costs import Profile
 from planner.costs.precision import optimizer_state_bytes, precision
 from planner.errors import UsageError
-from planner.exchange import recipe_of
+from planner.exchange import RankGroup, kept_bytes, recipe_of
 from planner.graph import DType, Graph, TensorKind, build_chain
 from planner.hardware.types import Cluster
 from planner.operators import OpCall
@@ -445,18 +445,18 @@ def _holding(plan: Plan, stage: Stage, terms: StagePrediction, buffers: int) -> 
         return terms
     versions = plan.schedule.versions[stage.index] if plan.schedule.versions else 1
     elements, recipe = stage.held_parameters, recipe_of(stage.zero, stage.shard_over)
-    parts = {group: replica_groups(stage, group, node_size).shape[1] for group in recipe.held if group is not None}
-    state = optimizer_state_bytes(plan.options.optimizer, formats)
-    copies = formats.copy_bytes * elements * (not recipe.weights or parts[recipe.weights] == 1)
+    inner_shards = elements / stage.shard_parameters if stage.shard_parameters else 1.0
 
-    def held(element_bytes: float, group: object, extra_bytes: float) -> int:
-        elements_held = stage.shard_parameters / parts[group] if group else elements  # type: ignore[index]
-        return math.ceil(elements_held * element_bytes + extra_bytes)
+    def shards(group: RankGroup | None) -> float:
+        return 1.0 if group is None else replica_groups(stage, group, node_size).shape[1] * inner_shards
 
+    state_bytes = optimizer_state_bytes(plan.options.optimizer, formats)
+    beside = formats.spare_bytes, formats.copy_bytes
+    kept = kept_bytes(recipe, formats, state_bytes, shards, elements, 0.0, *beside)  # what is transient is not compared
     memory = dataclasses.replace(
         terms.memory,
-        weights_bytes=held(formats.weight_bytes * versions, recipe.weights, copies * versions),
-        gradients_bytes=held(formats.gradient_bytes, recipe.gradients, formats.spare_bytes * elements),
-        optimizer_bytes=held(state, recipe.optimizer, buffers * elements * formats.weight_bytes),
+        weights_bytes=math.ceil(versions * kept.weights),
+        gradients_bytes=math.ceil(kept.gradients),
+        optimizer_bytes=math.ceil(kept.optimizer + buffers * elements * formats.weight_bytes),
     )
     return dataclasses.replace(terms, memory=memory)
