@@ -19,11 +19,11 @@ from planner.plans.figures import gap_to, headline_of
 from planner.plans.files import seal
 from planner.plans.model import Block, BlockRun, compress
 from planner.plans.rank_schedule import RankSchedule, lay_out, meeting
-from planner.plans.readings import requirements, splits_backward
+from planner.plans.readings import requirements, words_in
 from planner.plans.records import Duplicated, Given, Provenance, SharedParameter, Stage
 from planner.plans.types import FORMAT, SCHEMA_VERSION, Plan, Requirement, minor_of
 from planner.plans.words import module_ranges, significant
-from planner.schedules import Schedule, WeightPolicy
+from planner.schedules import ActionKind, Schedule, WeightPolicy
 from planner.sharding import StageSharding
 from planner.space.blocks import head_block
 from planner.space.configuration import StageChoice
@@ -103,7 +103,7 @@ def assemble(
     scheme = named if named and named.scheme.zero is None else None  # else what it exchanges stands with the stages
     node_size = cluster.node_size or 1
     collectives = [()] * len(stages) if scheme else all_collectives(stages, decision, rank_shared, formats, node_size)
-    split, error = splits_backward(section), sections.compared_error(cluster, decision)
+    split, error = ActionKind.WEIGHT_GRAD in words_in(section), sections.compared_error(cluster, decision)
     predictions = sections.predictions_section(
         decision, evaluation, proof, stages, collectives, split=split, error=error
     )

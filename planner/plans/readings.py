@@ -257,20 +257,19 @@ def _of_orders(plan: Plan) -> Iterator[Requirement]:
     for field in dataclasses.fields(section):
         if field.name in SCHEDULE_KEYS and getattr(section, field.name) != field.default:
             yield SCHEDULE_KEYS[field.name]
-    words = {word for text in {order.actions for order in section.orders} for word in _words(text)}
-    yield from (needed for word in words if (needed := WORDS.get(word)) is not None)
+    yield from (needed for word in words_in(section) if (needed := WORDS.get(word)) is not None)
 
 
-def splits_backward(section: ScheduleSection) -> bool:
-    """True if input and weight gradients are computed in actions of their own."""
-    words = (word for order in section.orders for word in _words(order.actions))
-    return any(WORDS.get(word) is Requirement.SPLIT_BACKWARD for word in words)
-
-
-def _words(actions: str) -> Iterator[str]:
-    """Kinds and marks of all words of a line."""
-    for paired, kind, *_, part, version, peer in WORD.findall(actions):
-        yield from filter(None, (paired, kind, part and "/", version and "@", peer and ">"))
+def words_in(section: ScheduleSection) -> frozenset[str]:
+    """Kinds and marks of all words of a schedule's orders (`WORDS`)."""
+    lines = {order.actions for order in section.orders}
+    words = (word for line in lines for word in WORD.findall(line))
+    return frozenset(
+        text
+        for paired, kind, *_, part, version, peer in words
+        for text in (paired, kind, part and "/", version and "@", peer and ">")
+        if text
+    )
 
 
 def _inside(plan: Plan) -> Iterator[Requirement]:
