@@ -80,15 +80,13 @@ def lay_out(decision: Configuration, *, schedule: Schedule | None = None) -> Ran
     reason = chosen.supports(pipeline)
     if reason:
         raise PlanError(reason, hint="change the stages, the micro-batches, or the schedule")
-    written = _written(chosen, pipeline)
+    written = _written(chosen, pipeline, copied=decision.copies > 1)
     try:
         workers = lay_workers(decision, chosen)
     except (ValueError, OverflowError) as error:
         raise PlanError(f"its devices are not those of all workers: {error}", hint=_AGAIN) from error
     members = [[tuple(own[copy].tolist()) for own in workers.ranks] for copy in range(decision.copies)]
     holders = _holders(written.work, pipeline.stages)
-    if decision.copies > 1 and not chosen.weight_policy.synchronous:
-        written = _exchanged(written)
     section = _section(chosen, pipeline, decision, written, members)
     copies = range(decision.copies)
     groups = tuple(tuple(members[copy][worker] for worker in own for copy in copies) for own in holders)
@@ -96,20 +94,25 @@ def lay_out(decision: Configuration, *, schedule: Schedule | None = None) -> Ran
     return RankSchedule(groups, _routing(written.work, holders) if even else "by_order", section, workers.world_size)
 
 
-def _written(schedule: Schedule, pipeline: Pipeline) -> _WrittenOrders:
-    """A schedule's orders for a pipeline.
+def _written(schedule: Schedule, pipeline: Pipeline, *, copied: bool) -> _WrittenOrders:
+    """A schedule's orders for a pipeline, of which there are several copies where `copied`.
 
     Raises:
         PlanError: a schedule that never drains does not repeat.
     """
+
+    def work(iterations: int) -> Work:
+        orders = schedule.work(pipeline, iterations)
+        return _with_syncs(orders) if copied and not schedule.weight_policy.synchronous else orders
+
     if schedule.drains:
-        return _WrittenOrders(schedule.work(pipeline), 1)
+        return _WrittenOrders(work(1), 1)
     depth = max(schedule.in_flight(pipeline)) * max(pipeline.replicas)
     window = max(1, -(-depth // pipeline.micro_batches))
-    runs = [schedule.work(pipeline, window + more) for more in range(2)]
+    runs = [work(window + more) for more in range(2)]
     for iterations in range(window + 1, window + _MOST_ITERATIONS):
-        runs = [*runs[-2:], schedule.work(pipeline, iterations + 1)]
-        lanes = zip(*(work.lanes for work in runs), strict=True)
+        runs = [*runs[-2:], work(iterations + 1)]
+        lanes = zip(*(run.lanes for run in runs), strict=True)
         repeating_parts = [_repeating(once, twice, thrice, pipeline.micro_batches) for once, twice, thrice in lanes]
         if all(part is not None for part in repeating_parts):
             return _WrittenOrders(runs[1], iterations, tuple(part for part in repeating_parts if part is not None))
@@ -164,19 +167,14 @@ def _routing(work: Work, holders: Sequence[Sequence[int]]) -> Routing:
     return "round_robin" if in_turn else "by_order"
 
 
-def _exchanged(written: _WrittenOrders) -> _WrittenOrders:
+def _with_syncs(work: Work) -> Work:
     """Add a SYNC before each UPDATE of lanes that have none, since copies must exchange gradients."""
-    lanes, steady = [], []
-    for at, lane in enumerate(written.work.lanes):
-        alone = not any(a.kind in (ActionKind.SYNC, ActionKind.LAUNCH_SYNC) for a in lane)
-        spread = [list(_with_sync(action)) if alone else [action] for action in lane]
-        lanes.append(tuple(action for own in spread for action in own))
-        if written.steady:
-            part = written.steady[at]
-            start, stop = (sum(len(own) for own in spread[:end]) for end in part[:2])
-            exchange = part.steps.update if alone else part.steps.exchange
-            steady.append(Steady(start, stop, part.steps._replace(exchange=exchange)))
-    return _WrittenOrders(replace(written.work, lanes=tuple(lanes)), written.iterations, tuple(steady))
+    kinds = [{action.kind for action in lane} for lane in work.lanes]
+    lanes = [
+        lane if own & {ActionKind.SYNC, ActionKind.LAUNCH_SYNC} else tuple(a for each in lane for a in _with_sync(each))
+        for lane, own in zip(work.lanes, kinds, strict=True)
+    ]
+    return replace(work, lanes=tuple(lanes))
 
 
 def _with_sync(action: Action) -> Iterator[Action]:

@@ -13,7 +13,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from planner.costs import Profile
 from planner.costs.precision import optimizer_state_bytes, precision
 from planner.errors import UsageError
 from planner.exchange import RankGroup, kept_bytes, recipe_of
@@ -195,10 +194,10 @@ def rebuild(plan: Plan, graph: Graph, cluster: Cluster | None = None) -> Iterato
     state = StateBytes(
         formats.held_weight_bytes, formats.held_gradient_bytes, optimizer_state_bytes(plan.options.optimizer, formats)
     )
-
-    chain = build_chain(graph) if plan.shardings else None
-    facts: GraphFacts | None = None
-    profile: Profile | None = None
+    if not plan.shardings:
+        return
+    chain, facts = build_chain(graph), None
+    pricer = None if cluster is None else Pricer(graph, cluster, plan.options)
     for sharding in plan.shardings:
         axes: Mapping[str, int] = {axis.name: axis.size for axis in sharding.axes}
         mesh = ideal_mesh(axes) if cluster is None else mesh_on(cluster, axes, copies=experts_of_row(graph))
@@ -212,12 +211,10 @@ def rebuild(plan: Plan, graph: Graph, cluster: Cluster | None = None) -> Iterato
             sharded_states=False,
             forbidden=plan.options.forbid,
         )
-        if cluster is not None and profile is None:
-            profile = Pricer(graph, cluster, plan.options).profiles(plan.micro_batches.size)[0]
-        if profile is not None and chain is not None:
-            setting = inner_setting(chain, profile, setting)
+        if pricer is not None:
+            setting = inner_setting(chain, pricer.profiles(plan.micro_batches.size)[0], setting)
         facts = facts or GraphFacts.of(setting)
-        yield RebuiltSharding(sharding, setting, facts, chain.repeats if chain else ())
+        yield RebuiltSharding(sharding, setting, facts, chain.repeats)
 
 
 def priced_configuration(plan: Plan, pricer: Pricer) -> tuple[Configuration, dict[int, BlockCosts]]:
