@@ -177,12 +177,6 @@ def decode(line: str, *, rank: int = 0, times: int = 1) -> tuple[Action, ...]:
     return _decoded(line, times, rank if ">" in line else 0)
 
 
-def steady_steps(line: str) -> Steps | None:
-    """Steps of the part in brackets from one repetition to the next; None without brackets."""
-    found = re.search(rf"\]{_STEPS}(?=\s|$)", line)
-    return _steps_of(found.groups()) if found else None
-
-
 @functools.lru_cache(maxsize=512)
 def _decoded(line: str, times: int, rank: int) -> tuple[Action, ...]:
     """See `decode`."""
@@ -291,12 +285,6 @@ class RankOrder:
             a if _number(a) < 0 or (first == 0 and step == 1) else _renumbered(a, first + step * a.micro_batch)
             for a in decode(self.actions, rank=rank, times=times)
         )
-
-    @property
-    def period(self) -> int:
-        """Micro-batches that one repetition of the steady part advances; 0 without a steady part."""
-        steps = steady_steps(self.actions)
-        return steps.micro_batch * self.step if steps else 0
 
 
 class Line(NamedTuple):
