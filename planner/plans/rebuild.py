@@ -341,17 +341,13 @@ def with_sums(plan: Plan) -> Plan:
 
 def _shared(plan: Plan) -> tuple[SharedParameter, ...]:
     """Parameters that several stages hold, in the order of the file."""
-    said = {shared.parameter: shared for shared in plan.shared_parameters}
     names = (name for shared in plan.shared_parameters for name in (shared.parameter, *shared.names))
-    found = shared_parameters(
+    return shared_parameters(
         [plan.stage_parameters(stage.index) for stage in plan.stages],
         {name: place for place, name in reversed(list(enumerate(names)))},
         precision(plan.options.precision),
         summed=plan.schedule.weight_policy == WeightPolicy.SYNC,
     )
-    if not plan.shardings:  # else they are those of one rank
-        return found
-    return tuple(dataclasses.replace(s, bytes=said[s.parameter].bytes) if s.parameter in said else s for s in found)
 
 
 def _boundary(plan: Plan, boundary: Boundary) -> Boundary:

@@ -281,3 +281,13 @@ def test_bytes_inside_groups_are_the_sum_of_the_figures_of_nine_digits_in_the_fi
     used = {stage.sharding: (entry, "") for stage in configuration.stages}
     said = [terms.inside_bytes for terms in with_inside(predictions, configuration, used).stages]
     assert said == [(stage.stop - stage.start) * 1_657_012_220 for stage in configuration.stages]
+
+
+def test_bytes_of_tied_weights_are_those_of_all_elements_also_where_ranks_share_them() -> None:
+    """The 50,257 x 768 elements of the table have gradients of two bytes."""
+    sample = language()
+    tied = sample.plan.shared_parameters[0]
+    assert tied.bytes == 50_257 * 768 * 2
+    shares = (dataclasses.replace(tied, bytes=tied.bytes // 2), *sample.plan.shared_parameters[1:])
+    found = validate(seal(dataclasses.replace(sample.plan, shared_parameters=shares)))
+    assert [(f.fault, f.tensor) for f in found] == [(Fault.DIFFERS, "transformer.wte.weight")]
