@@ -77,13 +77,14 @@ def assemble(
         given: what the user gave of the schedule (`ScheduleSection.given`); "" for nothing.
 
     Raises:
-        PlanError: the configuration does not fit the chain or the shardings.
+        PlanError: the configuration does not fit the chain, the cluster or the shardings.
         UsageError: unknown schedule or precision.
     """
     job = settled(job, cluster)
     graph, chain, prices = pricer.graph_at(decision.micro_batch), pricer.chain, pricer.profiles(decision.micro_batch)[0]
     formats = precision_of(job, cluster)
     rank_schedule = lay_out(decision, schedule=schedule)
+    _check_devices(cluster, rank_schedule.world_size)
     staging, duplicated = staged(graph, chain, decision, formats)
     blocks = block_table(chain)
     used = shard_sections.used_shardings(decision, pricer.stage_shardings(decision))
@@ -294,6 +295,15 @@ def _check_stages(chain: Chain, decision: Configuration) -> None:
         raise PlanError(
             f"stages {[(s.start, s.stop) for s in decision.stages]} do not cover {len(chain.blocks)} blocks in order",
             hint="each stage starts at the block where the one before stops",
+        )
+
+
+def _check_devices(cluster: Cluster, needed: int) -> None:
+    if needed > cluster.device_count:
+        raise PlanError(
+            f"the decision takes {needed} devices of {cluster.device_count}",
+            where=cluster.name,
+            hint="use fewer copies, stages or replicas",
         )
 
 
