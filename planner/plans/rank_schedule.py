@@ -80,7 +80,8 @@ def lay_out(decision: Configuration, *, schedule: Schedule | None = None) -> Ran
     reason = chosen.supports(pipeline)
     if reason:
         raise PlanError(reason, hint="change the stages, the micro-batches, or the schedule")
-    written = _written(chosen, pipeline, copied=decision.copies > 1)
+    exchanged = decision.copies > 1 and not chosen.weight_policy.synchronous
+    written = _written(chosen, pipeline, exchanged=exchanged)
     try:
         workers = lay_workers(decision, chosen)
     except (ValueError, OverflowError) as error:
@@ -94,8 +95,13 @@ def lay_out(decision: Configuration, *, schedule: Schedule | None = None) -> Ran
     return RankSchedule(groups, _routing(written.work, holders) if even else "by_order", section, workers.world_size)
 
 
-def _written(schedule: Schedule, pipeline: Pipeline, *, copied: bool) -> _WrittenOrders:
-    """A schedule's orders for a pipeline, of which there are several copies where `copied`.
+def _written(schedule: Schedule, pipeline: Pipeline, *, exchanged: bool) -> _WrittenOrders:
+    """A schedule's orders for a pipeline.
+
+    Args:
+        schedule: the schedule.
+        pipeline: one copy of the pipeline.
+        exchanged: whether copies exchange gradients before every update.
 
     Raises:
         PlanError: a schedule that never drains does not repeat.
@@ -103,7 +109,7 @@ def _written(schedule: Schedule, pipeline: Pipeline, *, copied: bool) -> _Writte
 
     def work(iterations: int) -> Work:
         orders = schedule.work(pipeline, iterations)
-        return _with_syncs(orders) if copied and not schedule.weight_policy.synchronous else orders
+        return _with_syncs(orders) if exchanged else orders
 
     if schedule.drains:
         return _WrittenOrders(work(1), 1)
@@ -169,11 +175,11 @@ def _routing(work: Work, holders: Sequence[Sequence[int]]) -> Routing:
 
 def _with_syncs(work: Work) -> Work:
     """Add a SYNC before each UPDATE of lanes that have none, since copies must exchange gradients."""
-    kinds = [{action.kind for action in lane} for lane in work.lanes]
-    lanes = [
-        lane if own & {ActionKind.SYNC, ActionKind.LAUNCH_SYNC} else tuple(a for each in lane for a in _with_sync(each))
-        for lane, own in zip(work.lanes, kinds, strict=True)
-    ]
+    lanes = []
+    for lane in work.lanes:
+        kinds = {action.kind for action in lane}
+        exchanged = ActionKind.SYNC in kinds or ActionKind.LAUNCH_SYNC in kinds
+        lanes.append(lane if exchanged else tuple(a for action in lane for a in _with_sync(action)))
     return replace(work, lanes=tuple(lanes))
 
 
