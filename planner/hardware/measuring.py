@@ -6,6 +6,7 @@ fraction that each size reaches. Accelerators and links are not measured.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import time
@@ -53,13 +54,10 @@ class MachineFigures:
 def machine_name() -> str:
     """Identity of the machine in measurements: processor and number of cores."""
     model = platform.processor() or platform.machine()
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                model = line.partition(":")[2].strip()
-                break
-    except OSError:
-        model = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):  # other systems than Linux
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+        model = next(named, model)
     return f"{model}, {os.cpu_count()} cores"
 
 

@@ -42,7 +42,6 @@ from planner.plans.model import Block as Block
 from planner.plans.model import BlockParameter as BlockParameter
 from planner.plans.model import BlockRun as BlockRun
 from planner.plans.model import Loss as Loss
-from planner.plans.model import block_names as block_names
 from planner.plans.model import compress as compress
 from planner.plans.model import expand as expand
 from planner.plans.orders import RankOrder as RankOrder

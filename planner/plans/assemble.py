@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -15,16 +14,16 @@ from planner.graph import Chain, Graph, Note, NoteLevel, per_graph
 from planner.hardware.types import Cluster
 from planner.operators.modules import drops_output, module_nodes
 from planner.plans import sections, shard_sections
-from planner.plans.collectives import with_exchange
+from planner.plans.collectives import all_collectives, exchange_section
 from planner.plans.figures import gap_to, headline_of
 from planner.plans.files import seal
 from planner.plans.model import Block, BlockRun, compress
 from planner.plans.rank_schedule import RankSchedule, lay_out, meeting
-from planner.plans.readings import requirements
+from planner.plans.readings import requirements, words_in
 from planner.plans.records import Duplicated, Given, Provenance, SharedParameter, Stage
 from planner.plans.types import FORMAT, SCHEMA_VERSION, Plan, Requirement, minor_of
 from planner.plans.words import module_ranges, significant
-from planner.schedules import Schedule, WeightPolicy
+from planner.schedules import ActionKind, Schedule, WeightPolicy
 from planner.sharding import StageSharding
 from planner.space.blocks import head_block
 from planner.space.configuration import StageChoice
@@ -98,11 +97,16 @@ def assemble(
     )
     rank_shared = [shard_sections.rank_share(entry, used, formats) for entry in shared]
     proof = certificate or certificate_alone(decision, evaluation.stages, simulated_s)
-    judged_decision = stages, decision, evaluation, proof, formats
-    predictions = sections.predictions_section(*judged_decision, cluster.node_size or 1, rank_shared)
-    predictions = dataclasses.replace(predictions, measured_error=sections.compared_error(cluster, decision))
     fullest = max(evaluation.workers, key=lambda worker: worker.memory.total / worker.capacity_bytes)
     section = meeting(rank_schedule.section, len(decision.stages), shared)
+    named = evaluation.exchange
+    scheme = named if named and named.scheme.zero is None else None  # else what it exchanges stands with the stages
+    node_size = cluster.node_size or 1
+    collectives = [()] * len(stages) if scheme else all_collectives(stages, decision, rank_shared, formats, node_size)
+    split, error = ActionKind.WEIGHT_GRAD in words_in(section), sections.compared_error(cluster, decision)
+    predictions = sections.predictions_section(
+        decision, evaluation, proof, stages, collectives, split=split, error=error
+    )
     plan = Plan(
         format=FORMAT,
         version=SCHEMA_VERSION,
@@ -129,6 +133,7 @@ def assemble(
         not_modelled=_not_modelled(cluster, sharded=bool(used), duplicated=duplicated),
         blocks=_block_runs(chain),
         shardings=shard_sections.sharding_sections(graph, decision, used, blocks),
+        exchange=exchange_section(scheme.exchange, scheme.step) if scheme else None,
         headline=headline_of(
             graph,
             cluster,
@@ -142,34 +147,14 @@ def assemble(
             error=predictions.measured_error,
         ),
     )
-    plan = _with_requirements(plan, evaluation, divided=bool(staging.divided_modules()))
-    return with_simulation(plan, simulated_s)
+    return with_simulation(_with_requirements(plan, divided=bool(staging.divided_modules())), simulated_s)
 
 
-def _with_requirements(plan: Plan, evaluation: Evaluation, *, divided: bool) -> Plan:
-    """The plan with its exchange scheme, what it needs of a backend, and what its halves of a backward take."""
-    scheme = evaluation.exchange
-    if scheme is not None and scheme.scheme.zero is None:  # what a ZeRO stage exchanges stands with the stages
-        plan = with_exchange(plan, scheme.exchange, scheme.step)
+def _with_requirements(plan: Plan, *, divided: bool) -> Plan:
+    """The plan with what it needs of a backend, and the minor version of the schema that can say it."""
     needed = requirements(plan, divided=divided)
     told = {Requirement.LAYER_RECOMPUTE} if any(other.layers for other in plan.alternatives) else set[Requirement]()
-    if Requirement.SPLIT_BACKWARD in needed:
-        plan = _with_halves(plan, evaluation)
     return dataclasses.replace(plan, requires=needed, minor=minor_of({*needed, *told}))
-
-
-def _with_halves(plan: Plan, evaluation: Evaluation) -> Plan:
-    """The plan with the seconds of `W` of each stage, where the costs say them, and the memory of both halves."""
-    stages = tuple(
-        dataclasses.replace(
-            said,
-            weight_grad_s=None if own.weight_grad_s is None else significant(own.weight_grad_s),
-            turning_bytes=math.ceil(own.turning_bytes) if own.turning_bytes else None,
-            waiting_bytes=math.ceil(own.waiting_bytes) if own.turning_bytes else None,
-        )
-        for said, own in zip(plan.predictions.stages, evaluation.stages, strict=True)
-    )
-    return dataclasses.replace(plan, predictions=dataclasses.replace(plan.predictions, stages=stages))
 
 
 def _configuration_section(

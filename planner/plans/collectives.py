@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
@@ -14,7 +13,6 @@ from planner.exchange import Exchange, Phase, RankGroup, Step, groups_of, recipe
 from planner.hardware.types import Collective
 from planner.plans.figures import StageCollective
 from planner.plans.records import ExchangeSection, FusedMessage, SharedParameter, Stage, TensorExchange
-from planner.plans.types import Plan
 from planner.plans.words import significant
 from planner.space.types import Configuration
 from planner.units import format_bytes, format_seconds
@@ -61,21 +59,9 @@ def _servers(exchange: Exchange) -> dict[str, str]:
     return {"servers": f"{len(exchange.placements)} variables in pieces, each piece on one machine"}
 
 
-def with_exchange(plan: Plan, exchange: Exchange, step: Step) -> Plan:
-    """The data-parallel plan with gradients exchanged tensor by tensor instead of by its stages' collectives."""
-    stages = tuple(dataclasses.replace(stage, collectives=()) for stage in plan.predictions.stages)
-    section = _exchange_section(exchange, {v.name: v.gradient_bytes for v in step.variables})
-    predictions = dataclasses.replace(plan.predictions, stages=stages)
-    return dataclasses.replace(plan, predictions=predictions, exchange=section)
-
-
-def _exchange_section(exchange: Exchange, gradient_bytes: dict[str, float]) -> ExchangeSection:
-    """The plan section of an exchange; tensors with the same method and shares share an entry.
-
-    Args:
-        exchange: the exchange.
-        gradient_bytes: bytes of each tensor's gradient.
-    """
+def exchange_section(exchange: Exchange, step: Step) -> ExchangeSection:
+    """The plan section of an exchange of a step's gradients; tensors with the same method and shares share an entry."""
+    gradient_bytes = {v.name: v.gradient_bytes for v in step.variables}
     shares = {name: tuple(significant(share) for share in own) for name, own in exchange.placements.items()}
     groups: dict[tuple[str, tuple[float, ...]], list[str]] = {}
     for name, method in exchange.methods.items():
@@ -94,6 +80,19 @@ def _exchange_section(exchange: Exchange, gradient_bytes: dict[str, float]) -> E
         messages=messages if fused else (),
         notes=exchange.notes,
     )
+
+
+def all_collectives(
+    stages: Sequence[Stage],
+    decision: Configuration,
+    shared: Sequence[SharedParameter],
+    chosen: Precision,
+    node_size: int,
+) -> list[tuple[StageCollective, ...]]:
+    """By stage, its collectives among replicas and with other holders of its parameters; arguments as of these."""
+    return [
+        (*stage_collectives(stage, chosen, node_size), *tied_collectives(stage, decision, shared)) for stage in stages
+    ]
 
 
 _PASS_OF: dict[Phase, Literal["", "forward", "backward"]] = {

@@ -81,9 +81,10 @@ def compare_plans(
     levels = severities(rules)
     if isinstance(old, InfeasibleAnswer) or isinstance(new, InfeasibleAnswer):
         return _compared_answers(old, new, levels)
-    changes = tuple(diff(old, new, tolerance=tolerance, ignore=ignore))
+    every, skipped = diff(old, new, tolerance=tolerance), set(ignore)
+    changes = tuple(change for change in every if change.area not in skipped)
     match = match_blocks(old.block_table, new.block_table)
-    inputs = dict(_inputs(old, new, match))
+    inputs = dict(_inputs(old, new, match, every))
     decisions = tuple(_decisions(old, new, match))
     costs = costs_of(old, new)
     messages = [
@@ -100,14 +101,14 @@ def compare_plans(
     )
 
 
-def _inputs(old: Plan, new: Plan, match: BlockMatch) -> Iterator[tuple[str, str]]:
+def _inputs(old: Plan, new: Plan, match: BlockMatch, changes: Sequence[Change]) -> Iterator[tuple[str, str]]:
     """(rule, message) for each input that differs: model, hardware, options, tool."""
     if old.model.fingerprint != new.model.fingerprint:
         yield "model-changed", f"the model changed: {'; '.join(_model_words(old, new, match))}"
     if old.hardware.fingerprint != new.hardware.fingerprint or old.hardware.headroom != new.hardware.headroom:
         unseen = f"figures of {new.hardware.name} that a plan does not carry (efficiency, latency of devices, stack)"
-        yield "hardware-changed", f"the hardware changed: {_values(old, new, Area.HARDWARE) or unseen}"
-    if options := _values(old, new, Area.OPTIONS):
+        yield "hardware-changed", f"the hardware changed: {_values(changes, Area.HARDWARE) or unseen}"
+    if options := _values(changes, Area.OPTIONS):
         yield "options-changed", f"the options changed: {options}"
     if tool := _tool(old.provenance, new.provenance):
         yield "tool-changed", tool
@@ -118,12 +119,12 @@ def _tool(old: Provenance, new: Provenance) -> str:
     return f"the tool changed: version {old.version} -> {new.version}" if old.version != new.version else ""
 
 
-def _values(old: Plan, new: Plan, area: Area) -> str:
+def _values(changes: Sequence[Change], area: Area) -> str:
     """The first values of an area that differ, in words."""
-    others = set(Area) - {area}
-    changes = [c for c in diff(old, new, ignore=others) if c.path not in (("name",), ("fingerprint",))]
     changed_values = [
-        f"{' '.join(c.path)} {value_words(c.path[-1], c.old)} -> {value_words(c.path[-1], c.new)}" for c in changes
+        f"{' '.join(c.path)} {value_words(c.path[-1], c.old)} -> {value_words(c.path[-1], c.new)}"
+        for c in changes
+        if c.area == area and c.path not in (("name",), ("fingerprint",))
     ]
     more = [f"and {plural(len(changed_values) - _TOLD, 'value')} more"] if len(changed_values) > _TOLD else []
     return ", ".join([*changed_values[:_TOLD], *more])

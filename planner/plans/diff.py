@@ -14,6 +14,7 @@ from enum import StrEnum
 
 from planner.plans.files import left_out
 from planner.plans.matching import match_blocks, renamed
+from planner.plans.model import OF_FILE
 from planner.plans.shardings import ShardedBlock
 from planner.plans.types import Plan
 from planner.plans.validate import require_sound
@@ -165,8 +166,7 @@ def _fields(value: object, *head: str, leave: tuple[str, ...] = ()) -> Iterator[
 
 
 def _model(plan: Plan) -> Iterator[tuple[Key, Value]]:
-    file_facts = "file_sha256", "identities", "exported_batch", "rebatch", "rebatched_tensors", "separated"
-    yield from _fields(plan.model, leave=("inputs", "outputs", *file_facts))
+    yield from _fields(plan.model, leave=("inputs", "outputs", *OF_FILE))
     for what, tensors in (("input", plan.model.inputs), ("output", plan.model.outputs)):
         for tensor in tensors:
             yield (f"{what} {tensor.name}", "shape"), tensor.shape

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
 
 from planner.errors import PlanError
 from planner.operators import BatchConstants
@@ -80,6 +81,10 @@ class SeparatedWeight:
     operand: int
 
 
+OF_FILE = ("file_sha256", "identities", "exported_batch", "rebatch", "rebatched_tensors", "separated")
+"""Fields of `ModelSection` that are about the model's file."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSection:
     """The model that the plan is for.
@@ -126,12 +131,9 @@ class ModelSection:
 
         Another file of the same structure (other weights) is the same model: its sha256 is always taken over.
         """
-        if other.file_sha256 and self.file_sha256:
-            return replace(self, file_sha256=other.file_sha256)
-        return replace(
-            self, file_sha256=other.file_sha256, identities=other.identities, exported_batch=other.exported_batch,
-            rebatch=other.rebatch, rebatched_tensors=other.rebatched_tensors, separated=other.separated,
-        )  # fmt: skip
+        both_known = bool(other.file_sha256 and self.file_sha256)
+        taken: dict[str, Any] = {name: getattr(other, name) for name in (OF_FILE[:1] if both_known else OF_FILE)}
+        return replace(self, **taken)
 
     @property
     def batch_constants(self) -> BatchConstants:
@@ -289,7 +291,9 @@ def expand(runs: Sequence[BlockRun]) -> tuple[Block, ...]:
     Raises:
         PlanError: they are more than any model has.
     """
-    _refuse_too_many(runs)
+    total = sum(max(0, run.repeat) * len(run.blocks) for run in runs)
+    if total > MAX_BLOCKS:
+        raise PlanError(f"the plan lists {total} blocks", where="blocks", hint=f"at most {MAX_BLOCKS} can be read")
     result: list[Block] = []
     for run in runs:
         if run.repeat == 1:
@@ -299,27 +303,6 @@ def expand(runs: Sequence[BlockRun]) -> tuple[Block, ...]:
             fill = functools.partial(filled, copy=i)
             result.extend(_map_strings(block, fill) for block in run.blocks)
     return tuple(result)
-
-
-def block_names(runs: Sequence[BlockRun]) -> tuple[str, ...]:
-    """Names of all blocks of the model in order, without writing out the blocks.
-
-    Raises:
-        PlanError: they are more than any model has.
-    """
-    _refuse_too_many(runs)
-    return tuple(
-        block.name if run.repeat == 1 else filled(block.name, copy)
-        for run in runs
-        for copy in range(run.repeat)
-        for block in run.blocks
-    )
-
-
-def _refuse_too_many(runs: Sequence[BlockRun]) -> None:
-    total = sum(max(0, run.repeat) * len(run.blocks) for run in runs)
-    if total > MAX_BLOCKS:
-        raise PlanError(f"the plan lists {total} blocks", where="blocks", hint=f"at most {MAX_BLOCKS} can be read")
 
 
 def compress(blocks: Sequence[Block]) -> tuple[BlockRun, ...]:

@@ -22,8 +22,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-
 from planner.errors import PlanError
 from planner.schedules import Action, ActionKind
 
@@ -46,7 +44,6 @@ _CHANNEL = {
     ActionKind.LAUNCH_SYNC: _EXCHANGE,
     ActionKind.UPDATE: _UPDATE,
 }
-_CHECKED_FIRST = 8
 
 
 class Steps(NamedTuple):
@@ -84,6 +81,17 @@ def raised(action: Action, steps: Steps, times: int) -> Action:
     return action._replace(micro_batch=number, version=version)
 
 
+def steps_between(actions: Sequence[Action], later: Sequence[Action]) -> Steps:
+    """By how much numbers rise from some actions to those a repetition later; the first of each kind counts."""
+    steps = list(Steps())
+    for now, then in reversed(list(zip(actions, later, strict=False))):
+        if now.micro_batch >= 0:
+            steps[_CHANNEL[now.kind]] = then.micro_batch - now.micro_batch
+        if now.version >= 0:
+            steps[-1] = then.version - now.version
+    return Steps(*steps)
+
+
 def encode(actions: Sequence[Action], *, rank: int = 0, steady: Steady | None = None) -> str:
     """One line for the actions of a rank; `decode` gives them back. About O(actions), see `MAX_PERIOD`."""
     text = _LineWriter(actions, rank)
@@ -95,31 +103,15 @@ def encode(actions: Sequence[Action], *, rank: int = 0, steady: Steady | None = 
 
 
 class _LineWriter:
-    """Writes the actions of a rank as text, the shortest that a greedy search finds; keeps them as arrays."""
+    """Writes the actions of a rank as text, the shortest that a greedy search finds."""
 
     def __init__(self, actions: Sequence[Action], rank: int) -> None:
         self._actions, self._rank = actions, rank
         known: dict[tuple[object, ...], int] = {}
-        heads = [
+        self._heads = [
             known.setdefault((a.kind, a.stage, a.part, a.peer, a.paired, a.micro_batch < 0, a.version < 0), len(known))
             for a in actions
         ]
-        self._head, self._heads = np.array(heads, np.int64), heads
-        channels = [_CHANNEL[a.kind] if a.micro_batch >= 0 else -1 for a in actions]
-        self._channel = np.array(channels, np.int64)
-        self._number = np.array([a.micro_batch for a in actions], np.int64)
-        self._version = np.array([a.version for a in actions], np.int64)
-        self._next = [self._following([c == channel for c in channels]) for channel in range(3)]
-        self._next.append(self._following([a.version >= 0 for a in actions]))
-
-    @staticmethod
-    def _following(chosen: Sequence[bool]) -> list[int]:
-        """For each position the next chosen one at or after it; the length where there is none."""
-        next_chosen, at = [0] * len(chosen), len(chosen)
-        for i in range(len(chosen) - 1, -1, -1):
-            at = i if chosen[i] else at
-            next_chosen[i] = at
-        return next_chosen
 
     def words(self, start: int, stop: int) -> list[str]:
         """The words for the actions from `start` to `stop`."""
@@ -134,23 +126,26 @@ class _LineWriter:
         """Actions and text of the word that covers the most from `start`; at a tie the one with the shortest body."""
         covered, period, best_steps, heads = 1, 0, Steps(), self._heads
         longest = min(MAX_PERIOD, (stop - start) // 2)
-        same = np.flatnonzero(self._head[start + 1 : start + longest + 1] == self._heads[start]) + 1
-        for p in same.tolist():
+        for p in (p for p in range(1, longest + 1) if heads[start + p] == heads[start]):
             last = start + max(2, covered // p + 1) * p - 1  # of the fewest actions that make a better item
             if last >= stop or heads[last] != heads[last - p]:
                 continue
             if heads[start : start + p] != heads[start + p : start + 2 * p]:
                 continue
-            steps = self._steps(start, p)
-            candidate = (1 + self._matching(start, stop, p, steps) // p) * p
+            steps = steps_between(self._actions[start : start + p], self._actions[start + p : start + 2 * p])
+            matching = 0
+            while start + matching < stop - p and self._recurs(start + matching, p, steps):
+                matching += 1
+            candidate = (1 + matching // p) * p
             if candidate > max(covered, p):
                 covered, period, best_steps = candidate, p, steps
         if not period:
             return 1, self._word(start)
         count = covered // period
         straight = best_steps.version == 0 and abs(best_steps.micro_batch) == 1
-        if period == 1 and straight and self._channel[start] == _COMPUTE:
-            return covered, self._word(start, f"-{self._actions[start + count - 1].micro_batch}")
+        first, last_covered = self._actions[start], self._actions[start + covered - 1]
+        if period == 1 and straight and _CHANNEL[first.kind] == _COMPUTE and first.micro_batch >= 0:
+            return covered, self._word(start, f"-{last_covered.micro_batch}")
         return covered, f"({' '.join(self.words(start, start + period))})*{count}{best_steps}"
 
     def _word(self, at: int, more: str = "") -> str:
@@ -159,37 +154,13 @@ class _LineWriter:
         number = f".{action.micro_batch}{more}" if action.micro_batch >= 0 else ""
         return action.spelled(number, f">{action.peer - self._rank:+d}" if action.peer >= 0 else "")
 
-    def _steps(self, start: int, period: int) -> Steps:
-        """Differences of numbers between the actions at `start` and those a period later."""
-        steps = list(Steps())
-        for which, following in enumerate(self._next):
-            at = following[start]
-            if at < start + period:
-                column = self._version if which == len(self._next) - 1 else self._number
-                steps[which] = int(column[at + period] - column[at])
-        return Steps(*steps)
-
-    def _matching(self, start: int, stop: int, period: int, steps: Steps) -> int:
-        """Number of actions from `start` on that recur a period later, raised by the steps."""
-        matching, chunk = start, _CHECKED_FIRST
-        while matching < stop - period:
-            end = min(matching + chunk, stop - period)
-            count = self._matches(matching, end, period, steps)
-            matching, chunk = matching + count, chunk * _CHECKED_FIRST
-            if matching < end:
-                break
-        return matching - start
-
-    def _matches(self, start: int, end: int, period: int, steps: Steps) -> int:
-        now, later = slice(start, end), slice(start + period, end + period)
-        channel = self._channel[now]
-        rise = np.array([*steps[:3], 0])[channel]
-        same = (self._head[now] == self._head[later]) & (
-            (channel < 0) | (self._number[later] - self._number[now] == rise)
-        )
-        versions = self._version[now]
-        same &= (versions < 0) | (self._version[later] - versions == steps.version)
-        return len(same) if same.all() else int(np.argmin(same))
+    def _recurs(self, at: int, period: int, steps: Steps) -> bool:
+        """True if the action a period later is this one, raised by the steps."""
+        now, later = self._actions[at], self._actions[at + period]
+        rise = steps[_CHANNEL[now.kind]] if now.micro_batch >= 0 else 0
+        aging = steps.version if now.version >= 0 else 0
+        same_numbers = later.micro_batch - now.micro_batch == rise and later.version - now.version == aging
+        return same_numbers and self._heads[at] == self._heads[at + period]
 
 
 def decode(line: str, *, rank: int = 0, times: int = 1) -> tuple[Action, ...]:
@@ -204,12 +175,6 @@ def decode(line: str, *, rank: int = 0, times: int = 1) -> tuple[Action, ...]:
         PlanError: the line does not follow the grammar.
     """
     return _decoded(line, times, rank if ">" in line else 0)
-
-
-def steady_steps(line: str) -> Steps | None:
-    """Steps of the part in brackets from one repetition to the next; None without brackets."""
-    found = re.search(rf"\]{_STEPS}(?=\s|$)", line)
-    return _steps_of(found.groups()) if found else None
 
 
 @functools.lru_cache(maxsize=512)
@@ -320,12 +285,6 @@ class RankOrder:
             a if _number(a) < 0 or (first == 0 and step == 1) else _renumbered(a, first + step * a.micro_batch)
             for a in decode(self.actions, rank=rank, times=times)
         )
-
-    @property
-    def period(self) -> int:
-        """Micro-batches that one repetition of the steady part advances; 0 without a steady part."""
-        steps = steady_steps(self.actions)
-        return steps.micro_batch * self.step if steps else 0
 
 
 class Line(NamedTuple):

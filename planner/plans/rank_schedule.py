@@ -18,7 +18,7 @@ from typing import Literal
 
 from planner import schedules
 from planner.errors import PlanError
-from planner.plans.orders import Line, RankOrder, Steady, Steps, encode_line, group_lines, raised
+from planner.plans.orders import Line, RankOrder, Steady, Steps, encode_line, group_lines, raised, steps_between
 from planner.plans.records import WORK_FIELDS, ScheduleSection, SharedParameter
 from planner.schedules import Action, ActionKind, Pipeline, Schedule, Work
 from planner.space.types import Configuration
@@ -80,15 +80,14 @@ def lay_out(decision: Configuration, *, schedule: Schedule | None = None) -> Ran
     reason = chosen.supports(pipeline)
     if reason:
         raise PlanError(reason, hint="change the stages, the micro-batches, or the schedule")
-    written = _written(chosen, pipeline)
+    exchanged = decision.copies > 1 and not chosen.weight_policy.synchronous
+    written = _written(chosen, pipeline, exchanged=exchanged)
     try:
         workers = lay_workers(decision, chosen)
     except (ValueError, OverflowError) as error:
         raise PlanError(f"its devices are not those of all workers: {error}", hint=_AGAIN) from error
     members = [[tuple(own[copy].tolist()) for own in workers.ranks] for copy in range(decision.copies)]
     holders = _holders(written.work, pipeline.stages)
-    if decision.copies > 1 and not chosen.weight_policy.synchronous:
-        written = _exchanged(written)
     section = _section(chosen, pipeline, decision, written, members)
     copies = range(decision.copies)
     groups = tuple(tuple(members[copy][worker] for worker in own for copy in copies) for own in holders)
@@ -96,20 +95,30 @@ def lay_out(decision: Configuration, *, schedule: Schedule | None = None) -> Ran
     return RankSchedule(groups, _routing(written.work, holders) if even else "by_order", section, workers.world_size)
 
 
-def _written(schedule: Schedule, pipeline: Pipeline) -> _WrittenOrders:
+def _written(schedule: Schedule, pipeline: Pipeline, *, exchanged: bool) -> _WrittenOrders:
     """A schedule's orders for a pipeline.
+
+    Args:
+        schedule: the schedule.
+        pipeline: one copy of the pipeline.
+        exchanged: whether copies exchange gradients before every update.
 
     Raises:
         PlanError: a schedule that never drains does not repeat.
     """
+
+    def work(iterations: int) -> Work:
+        orders = schedule.work(pipeline, iterations)
+        return _with_syncs(orders) if exchanged else orders
+
     if schedule.drains:
-        return _WrittenOrders(schedule.work(pipeline), 1)
+        return _WrittenOrders(work(1), 1)
     depth = max(schedule.in_flight(pipeline)) * max(pipeline.replicas)
     window = max(1, -(-depth // pipeline.micro_batches))
-    runs = [schedule.work(pipeline, window + more) for more in range(2)]
+    runs = [work(window + more) for more in range(2)]
     for iterations in range(window + 1, window + _MOST_ITERATIONS):
-        runs = [*runs[-2:], schedule.work(pipeline, iterations + 1)]
-        lanes = zip(*(work.lanes for work in runs), strict=True)
+        runs = [*runs[-2:], work(iterations + 1)]
+        lanes = zip(*(run.lanes for run in runs), strict=True)
         repeating_parts = [_repeating(once, twice, thrice, pipeline.micro_batches) for once, twice, thrice in lanes]
         if all(part is not None for part in repeating_parts):
             return _WrittenOrders(runs[1], iterations, tuple(part for part in repeating_parts if part is not None))
@@ -129,7 +138,7 @@ def _repeating(
     at = next((i for i, (a, b) in enumerate(zip(once, twice, strict=False)) if a != b), len(once))
     growth = len(twice) - len(once)
     body, next_body = twice[at : at + growth], thrice[at + growth : at + 2 * growth]
-    steps = _steps(body, next_body, micro_batches)
+    steps = steps_between(body, next_body)._replace(micro_batch=micro_batches)
     ends = [lane[at + k * growth :] for k, lane in enumerate((once, twice, thrice))]
     if len(thrice) != len(twice) + growth or thrice[: at + growth] != twice[: at + growth]:
         return None
@@ -143,53 +152,35 @@ def _raised(actions: Sequence[Action], steps: Steps, times: int, others: Sequenc
     return len(actions) == len(others) and all(raised(action, steps, times) == other for action, other in pairs)
 
 
-def _steps(body: Sequence[Action], later: Sequence[Action], micro_batches: int) -> Steps:
-    """Differences of numbers between actions an iteration apart."""
-    pairs = list(zip(body, later, strict=False))
-
-    def step(*kinds: ActionKind) -> int:
-        return next((b.micro_batch - a.micro_batch for a, b in pairs if a.kind in kinds and a.micro_batch >= 0), 1)
-
-    version = next((b.version - a.version for a, b in pairs if a.version >= 0), 0)
-    return Steps(micro_batches, step(ActionKind.SYNC, ActionKind.LAUNCH_SYNC), step(ActionKind.UPDATE), version)
+def _forwards(work: Work) -> Iterator[tuple[Action, int]]:
+    """Every forward, and the worker that runs it."""
+    for worker, lane in zip(work.lane_workers, work.lanes, strict=True):
+        yield from ((action, worker) for action in lane if action.kind is ActionKind.FORWARD)
 
 
 def _holders(work: Work, stages: int) -> list[list[int]]:
     """By stage the workers that run it, sorted by the first micro-batch that each runs."""
     first: list[dict[int, int]] = [{} for _ in range(stages)]
-    for worker, lane in zip(work.lane_workers, work.lanes, strict=True):
-        for action in lane:
-            if action.kind is ActionKind.FORWARD:
-                lowest = first[action.stage].get(worker, action.micro_batch)
-                first[action.stage][worker] = min(lowest, action.micro_batch)
+    for action, worker in _forwards(work):
+        lowest = first[action.stage].get(worker, action.micro_batch)
+        first[action.stage][worker] = min(lowest, action.micro_batch)
     return [sorted(own, key=lambda worker, own=own: (own[worker], worker)) for own in first]  # type: ignore[misc]
 
 
 def _routing(work: Work, holders: Sequence[Sequence[int]]) -> Routing:
     place = [{worker: h for h, worker in enumerate(own)} for own in holders]
-    forwards = (
-        (action, worker)
-        for worker, lane in zip(work.lane_workers, work.lanes, strict=True)
-        for action in lane
-        if action.kind is ActionKind.FORWARD
-    )
-    in_turn = all(a.micro_batch % len(place[a.stage]) == place[a.stage][worker] for a, worker in forwards)
+    in_turn = all(a.micro_batch % len(place[a.stage]) == place[a.stage][worker] for a, worker in _forwards(work))
     return "round_robin" if in_turn else "by_order"
 
 
-def _exchanged(written: _WrittenOrders) -> _WrittenOrders:
+def _with_syncs(work: Work) -> Work:
     """Add a SYNC before each UPDATE of lanes that have none, since copies must exchange gradients."""
-    lanes, steady = [], []
-    for at, lane in enumerate(written.work.lanes):
-        alone = not any(a.kind in (ActionKind.SYNC, ActionKind.LAUNCH_SYNC) for a in lane)
-        spread = [list(_with_sync(action)) if alone else [action] for action in lane]
-        lanes.append(tuple(action for own in spread for action in own))
-        if written.steady:
-            part = written.steady[at]
-            start, stop = (sum(len(own) for own in spread[:end]) for end in part[:2])
-            exchange = part.steps.update if alone else part.steps.exchange
-            steady.append(Steady(start, stop, part.steps._replace(exchange=exchange)))
-    return _WrittenOrders(replace(written.work, lanes=tuple(lanes)), written.iterations, tuple(steady))
+    lanes = []
+    for lane in work.lanes:
+        kinds = {action.kind for action in lane}
+        exchanged = ActionKind.SYNC in kinds or ActionKind.LAUNCH_SYNC in kinds
+        lanes.append(lane if exchanged else tuple(a for action in lane for a in _with_sync(action)))
+    return replace(work, lanes=tuple(lanes))
 
 
 def _with_sync(action: Action) -> Iterator[Action]:

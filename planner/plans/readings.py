@@ -13,7 +13,7 @@ from planner.errors import UsageError
 from planner.graph.blocks import layer_of
 from planner.plans.model import Block
 from planner.plans.orders import WORD
-from planner.plans.records import WORK_FIELDS
+from planner.plans.records import WORK_FIELDS, ScheduleSection
 from planner.plans.shardings import ShardedBlock
 from planner.plans.types import Plan, Requirement
 from planner.schedules import Action, ActionKind, Schedule, WeightPolicy, Work, custom_schedule, get
@@ -257,14 +257,19 @@ def _of_orders(plan: Plan) -> Iterator[Requirement]:
     for field in dataclasses.fields(section):
         if field.name in SCHEDULE_KEYS and getattr(section, field.name) != field.default:
             yield SCHEDULE_KEYS[field.name]
-    words = {word for text in {order.actions for order in section.orders} for word in _words(text)}
-    yield from (needed for word in words if (needed := WORDS.get(word)) is not None)
+    yield from (needed for word in words_in(section) if (needed := WORDS.get(word)) is not None)
 
 
-def _words(actions: str) -> Iterator[str]:
-    """Kinds and marks of all words of a line."""
-    for paired, kind, *_, part, version, peer in WORD.findall(actions):
-        yield from filter(None, (paired, kind, part and "/", version and "@", peer and ">"))
+def words_in(section: ScheduleSection) -> frozenset[str]:
+    """Kinds and marks of all words of a schedule's orders (`WORDS`)."""
+    lines = {order.actions for order in section.orders}
+    words = (word for line in lines for word in WORD.findall(line))
+    return frozenset(
+        text
+        for paired, kind, *_, part, version, peer in words
+        for text in (paired, kind, part and "/", version and "@", peer and ">")
+        if text
+    )
 
 
 def _inside(plan: Plan) -> Iterator[Requirement]:

@@ -13,10 +13,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from planner.costs import Profile
 from planner.costs.precision import optimizer_state_bytes, precision
 from planner.errors import UsageError
-from planner.exchange import recipe_of
+from planner.exchange import RankGroup, kept_bytes, recipe_of
 from planner.graph import DType, Graph, TensorKind, build_chain
 from planner.hardware.types import Cluster
 from planner.operators import OpCall
@@ -195,10 +194,10 @@ def rebuild(plan: Plan, graph: Graph, cluster: Cluster | None = None) -> Iterato
     state = StateBytes(
         formats.held_weight_bytes, formats.held_gradient_bytes, optimizer_state_bytes(plan.options.optimizer, formats)
     )
-
-    chain = build_chain(graph) if plan.shardings else None
-    facts: GraphFacts | None = None
-    profile: Profile | None = None
+    if not plan.shardings:
+        return
+    chain, facts = build_chain(graph), None
+    pricer = None if cluster is None else Pricer(graph, cluster, plan.options)
     for sharding in plan.shardings:
         axes: Mapping[str, int] = {axis.name: axis.size for axis in sharding.axes}
         mesh = ideal_mesh(axes) if cluster is None else mesh_on(cluster, axes, copies=experts_of_row(graph))
@@ -212,12 +211,10 @@ def rebuild(plan: Plan, graph: Graph, cluster: Cluster | None = None) -> Iterato
             sharded_states=False,
             forbidden=plan.options.forbid,
         )
-        if cluster is not None and profile is None:
-            profile = Pricer(graph, cluster, plan.options).profiles(plan.micro_batches.size)[0]
-        if profile is not None and chain is not None:
-            setting = inner_setting(chain, profile, setting)
+        if pricer is not None:
+            setting = inner_setting(chain, pricer.profiles(plan.micro_batches.size)[0], setting)
         facts = facts or GraphFacts.of(setting)
-        yield RebuiltSharding(sharding, setting, facts, chain.repeats if chain else ())
+        yield RebuiltSharding(sharding, setting, facts, chain.repeats)
 
 
 def priced_configuration(plan: Plan, pricer: Pricer) -> tuple[Configuration, dict[int, BlockCosts]]:
@@ -344,17 +341,13 @@ def with_sums(plan: Plan) -> Plan:
 
 def _shared(plan: Plan) -> tuple[SharedParameter, ...]:
     """Parameters that several stages hold, in the order of the file."""
-    said = {shared.parameter: shared for shared in plan.shared_parameters}
     names = (name for shared in plan.shared_parameters for name in (shared.parameter, *shared.names))
-    found = shared_parameters(
+    return shared_parameters(
         [plan.stage_parameters(stage.index) for stage in plan.stages],
         {name: place for place, name in reversed(list(enumerate(names)))},
         precision(plan.options.precision),
         summed=plan.schedule.weight_policy == WeightPolicy.SYNC,
     )
-    if not plan.shardings:  # else they are those of one rank
-        return found
-    return tuple(dataclasses.replace(s, bytes=said[s.parameter].bytes) if s.parameter in said else s for s in found)
 
 
 def _boundary(plan: Plan, boundary: Boundary) -> Boundary:
@@ -445,18 +438,18 @@ def _holding(plan: Plan, stage: Stage, terms: StagePrediction, buffers: int) -> 
         return terms
     versions = plan.schedule.versions[stage.index] if plan.schedule.versions else 1
     elements, recipe = stage.held_parameters, recipe_of(stage.zero, stage.shard_over)
-    parts = {group: replica_groups(stage, group, node_size).shape[1] for group in recipe.held if group is not None}
-    state = optimizer_state_bytes(plan.options.optimizer, formats)
-    copies = formats.copy_bytes * elements * (not recipe.weights or parts[recipe.weights] == 1)
+    inner_shards = elements / stage.shard_parameters if stage.shard_parameters else 1.0
 
-    def held(element_bytes: float, group: object, extra_bytes: float) -> int:
-        elements_held = stage.shard_parameters / parts[group] if group else elements  # type: ignore[index]
-        return math.ceil(elements_held * element_bytes + extra_bytes)
+    def shards(group: RankGroup | None) -> float:
+        return 1.0 if group is None else replica_groups(stage, group, node_size).shape[1] * inner_shards
 
+    state_bytes = optimizer_state_bytes(plan.options.optimizer, formats)
+    beside = formats.spare_bytes, formats.copy_bytes
+    kept = kept_bytes(recipe, formats, state_bytes, shards, elements, 0.0, *beside)  # what is transient is not compared
     memory = dataclasses.replace(
         terms.memory,
-        weights_bytes=held(formats.weight_bytes * versions, recipe.weights, copies * versions),
-        gradients_bytes=held(formats.gradient_bytes, recipe.gradients, formats.spare_bytes * elements),
-        optimizer_bytes=held(state, recipe.optimizer, buffers * elements * formats.weight_bytes),
+        weights_bytes=math.ceil(versions * kept.weights),
+        gradients_bytes=math.ceil(kept.gradients),
+        optimizer_bytes=math.ceil(kept.optimizer + buffers * elements * formats.weight_bytes),
     )
     return dataclasses.replace(terms, memory=memory)

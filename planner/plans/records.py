@@ -332,7 +332,7 @@ class ScheduleSection:
     @property
     def continuous(self) -> bool:
         """Whether something goes on for ever: the pipeline does not drain after an iteration."""
-        return any(order.period for order in self.orders)
+        return any("]" in order.actions for order in self.orders)
 
 
 @dataclass(frozen=True, slots=True)

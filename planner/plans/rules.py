@@ -168,7 +168,7 @@ class Gate:
     Attributes:
         text: as it was given.
         rule: fails on a finding of this rule; "" for none.
-        severity: fails on a finding at least that grave; None for none.
+        severities: fails on a finding that is as grave as one of these.
         metric: fails on this figure; None for none.
         limit: largest allowed figure (smallest, with `below`): a change relative to the old one, a share, or a value in
             SI units.
@@ -178,7 +178,7 @@ class Gate:
 
     text: str
     rule: str = ""
-    severity: Severity | None = None
+    severities: tuple[Severity, ...] = ()
     metric: Metric | None = None
     limit: float = 0.0
     kind: str = ""
@@ -187,16 +187,7 @@ class Gate:
     def struck(self, costs: Sequence[ComparedFigure], remarks: Sequence[Remark]) -> str:
         """Why the gate fails, in a line; "" if it passes. A figure that is missing or no number fails it."""
         if self.metric is None:
-            order = list(Severity)
-            finding = next(
-                (
-                    r
-                    for r in remarks
-                    if r.rule == self.rule
-                    or (self.severity is not None and order.index(r.severity) <= order.index(self.severity))
-                ),
-                None,
-            )
+            finding = next((r for r in remarks if r.rule == self.rule or r.severity in self.severities), None)
             return f"{finding.rule} ({finding.severity}): {finding.message}" if finding else ""
         cost = next((cost for cost in costs if cost.metric is self.metric), None)
         if cost is None:
@@ -220,7 +211,8 @@ def gate(text: str) -> Gate:
     """
     lowered = text.strip().lower()
     if lowered in (*Severity,):
-        return Gate(text, severity=Severity(lowered))
+        order = tuple(Severity)
+        return Gate(text, severities=order[: order.index(Severity(lowered)) + 1])
     if lowered in RULES:
         return Gate(text, rule=lowered)
     limit_match = _GATE.fullmatch(lowered)

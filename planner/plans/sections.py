@@ -21,7 +21,6 @@ from planner.graph import Graph, SourceFile, Tensor, layer_of, per_model
 from planner.hardware.types import Cluster
 from planner.operators import batch_constants, needs_gradient, rule_of
 from planner.plans import figures
-from planner.plans.collectives import stage_collectives, tied_collectives
 from planner.plans.model import (
     BlockParameter,
     Loss,
@@ -145,24 +144,25 @@ def compared_error(cluster: Cluster, decision: Configuration) -> MeasuredError |
 
 
 def predictions_section(
-    stages: Sequence[Stage],
     decision: Configuration,
     evaluation: Evaluation,
     certificate: Certificate,
-    chosen: Precision,
-    node_size: int,
-    shared: Sequence[SharedParameter] = (),
+    stages: Sequence[Stage],
+    collectives: Sequence[tuple[figures.StageCollective, ...]],
+    *,
+    split: bool,
+    error: MeasuredError | None,
 ) -> figures.Predictions:
     """The section of predictions: times and memory by stage, bound and gap.
 
     Args:
-        stages: stages of the plan.
         decision: the configuration.
         evaluation: its times and memory.
         certificate: bound and gap.
-        chosen: number formats.
-        node_size: devices of a machine.
-        shared: parameters that several stages hold.
+        stages: stages of the plan.
+        collectives: by stage, what its ranks run once an iteration or in every pass.
+        split: whether input and weight gradients are computed in actions of their own.
+        error: how predictions of such jobs compared with measured runs.
 
     Raises:
         ModelError: an iteration takes no time.
@@ -184,13 +184,12 @@ def predictions_section(
         space=certificate.space,
         proven_optimal=certificate.proven_optimal,
         stages=tuple(
-            _stage_prediction(
-                terms, (*stage_collectives(stage, chosen, node_size), *tied_collectives(stage, decision, shared))
-            )
-            for stage, terms in zip(stages, evaluation.stages, strict=True)
+            _stage_prediction(terms, own, split=split)
+            for terms, own in zip(evaluation.stages, collectives, strict=True)
         ),
         tried_bound_s=None if certificate.tried_bound_s is None else significant(certificate.tried_bound_s),
         line_bound_s=None if certificate.line_bound_s is None else significant(certificate.line_bound_s),
+        measured_error=error,
     )
 
 
@@ -220,7 +219,10 @@ _SECONDS = (
 """Fields with the same name in `StageTerms` and `StagePrediction`."""
 
 
-def _stage_prediction(terms: StageTerms, collectives: tuple[figures.StageCollective, ...]) -> figures.StagePrediction:
+def _stage_prediction(
+    terms: StageTerms, collectives: tuple[figures.StageCollective, ...], *, split: bool
+) -> figures.StagePrediction:
+    halves = split and terms.turning_bytes
     seconds: dict[str, Any] = {name: significant(getattr(terms, name)) for name in _SECONDS}
     kinds = [field.name for field in dataclasses.fields(figures.StageMemory)]
     sizes = {kind: math.ceil(getattr(terms.memory, kind.removesuffix("_bytes"))) for kind in kinds}
@@ -232,6 +234,9 @@ def _stage_prediction(terms: StageTerms, collectives: tuple[figures.StageCollect
         memory=figures.StageMemory(**sizes),
         capacity_bytes=math.floor(terms.capacity_bytes),
         collectives=collectives,
+        weight_grad_s=significant(terms.weight_grad_s) if split and terms.weight_grad_s is not None else None,
+        turning_bytes=math.ceil(terms.turning_bytes) if halves else None,
+        waiting_bytes=math.ceil(terms.waiting_bytes) if halves else None,
     )
 
 

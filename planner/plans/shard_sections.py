@@ -79,16 +79,14 @@ def sharding_sections(
         used: the result of `used_shardings`.
         table: all blocks of the plan.
     """
-    writers: dict[int, _Writer] = {}
     sections = []
     for index, (entry, name) in used.items():
         stages = [stage for stage in decision.stages if stage.sharding == index and stage.ranks > 1]
-        writer = writers.setdefault(id(entry.inner), _Writer(graph, entry))
         costs, inner = entry.costs, entry.inner
         blocks_by_point: dict[Hashable, list[int]] = {}
         for b in (block for stage in stages for block in range(stage.start, stage.stop)):
             blocks_by_point.setdefault((id(costs.points[b]), _origins(graph, table[b])), []).append(b)
-        blocks = tuple(writer.block(entry, members, table) for members in blocks_by_point.values())
+        blocks = tuple(_sharded_block(graph, entry, b, table) for b in blocks_by_point.values())
         boundaries: Any = tuple(each.value for each in costs.boundaries)
         sections.append(Sharding(name, inner.mesh.axes, boundaries, blocks, inner.setting.options.padded))
     return tuple(sections)
@@ -100,34 +98,29 @@ def _origins(graph: Graph, block: Block) -> tuple[Hashable, ...]:
     return tuple((len(parameters), dims) for parameters, dims in (weight_origin(graph, name) for name in read))
 
 
-class _Writer:
-    """Writes the sharding entries of blocks that were solved together (one `InnerCosts`)."""
-
-    def __init__(self, graph: Graph, entry: StageSharding) -> None:
-        self._graph, self._setting = graph, dataclasses.replace(entry.inner.setting, graph=graph)
-
-    def block(self, entry: StageSharding, members: Sequence[int], table: Sequence[Block]) -> ShardedBlock:
-        """The entry of blocks that are sharded alike, in the names of the first."""
-        first, mesh = members[0], self._setting.mesh
-        point = entry.inner.blocks[first].named(entry.costs.points[first])
-        uses = collective_uses(self._setting, point.decision, point.communication)
-        operators, places = list[OperatorSplit](), list[TensorPlace]()
-        for name, choice in point.decision.items():
-            if isinstance(choice, Strategy):
-                key, layouts = name.removeprefix("op:"), (by_position(choice.reads), by_position(choice.writes))
-                operators.append(OperatorSplit(key, choice.splits, *layouts, significant(choice.share)))
-            else:
-                value, gradient, optimizer = (*map(layout_text, choice.layouts), "", "")[:3]
-                places.append(TensorPlace(name, value, gradient, optimizer, *weight_origin(self._graph, name)))
-        made = ShardedBlock(
-            of=(),
-            figures=_figures(point),
-            operators=tuple(operators),
-            tensors=tuple(places),
-            collectives=tuple(group_collective(use, mesh, self._setting.micro_batches) for use in uses),
-            holdings=holdings(self._graph, mesh, [o.operator for o in operators], places),
-        )
-        return dataclasses.replace(made, of=_series(entry, members, table, made.names))
+def _sharded_block(graph: Graph, entry: StageSharding, members: Sequence[int], table: Sequence[Block]) -> ShardedBlock:
+    """The section of blocks that are sharded alike, in the names of the first."""
+    setting = dataclasses.replace(entry.inner.setting, graph=graph)
+    first, mesh = members[0], setting.mesh
+    point = entry.inner.blocks[first].named(entry.costs.points[first])
+    uses = collective_uses(setting, point.decision, point.communication)
+    operators, places = list[OperatorSplit](), list[TensorPlace]()
+    for name, choice in point.decision.items():
+        if isinstance(choice, Strategy):
+            key, layouts = name.removeprefix("op:"), (by_position(choice.reads), by_position(choice.writes))
+            operators.append(OperatorSplit(key, choice.splits, *layouts, significant(choice.share)))
+        else:
+            value, gradient, optimizer = (*map(layout_text, choice.layouts), "", "")[:3]
+            places.append(TensorPlace(name, value, gradient, optimizer, *weight_origin(graph, name)))
+    made = ShardedBlock(
+        of=(),
+        figures=_figures(point),
+        operators=tuple(operators),
+        tensors=tuple(places),
+        collectives=tuple(group_collective(use, mesh, setting.micro_batches) for use in uses),
+        holdings=holdings(graph, mesh, [o.operator for o in operators], places),
+    )
+    return dataclasses.replace(made, of=_series(entry, members, table, made.names))
 
 
 def _figures(point: InnerPoint) -> BlockFigures:

@@ -19,7 +19,7 @@ from planner.errors import PlanError
 from planner.graph import Note
 from planner.plans import records
 from planner.plans.figures import Alternative, FreeChoice, Headline, Predictions
-from planner.plans.model import Block, BlockParameter, BlockRun, ModelSection, block_names, expand, turned_copies
+from planner.plans.model import Block, BlockParameter, BlockRun, ModelSection, expand, turned_copies
 from planner.plans.orders import RankOrder
 from planner.plans.shardings import (
     Holding,
@@ -265,7 +265,7 @@ class Plan:
     @functools.cached_property
     def block_names(self) -> tuple[str, ...]:
         """Names of all blocks."""
-        return block_names(self.blocks)
+        return tuple(block.name for block in self.block_table)
 
     @functools.cached_property
     def _orders_of(self) -> Mapping[int, tuple[RankOrder, ...]]:

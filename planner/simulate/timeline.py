@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from planner.memory import fits
 from planner.plans.figures import BUBBLE_CONVENTION
 from planner.plans.files import plain
 from planner.plans.orders import decode
-from planner.plans.readings import counterparts, has_closed_form, leaders, malformed, schedule_of, work_of
+from planner.plans.readings import counterparts, has_closed_form, leaders, malformed, schedule_of, words_in, work_of
 from planner.plans.types import Plan
 from planner.plans.validate import require_sound
 from planner.play import Conditions, Cost, StageTimes, Trace, Transfers, run, weight_part_s
@@ -230,7 +229,7 @@ def fullest_lanes(timeline: Timeline) -> tuple[Lane, ...]:
 
 def _repeats(plan: Plan) -> bool:
     """True if the orders have RECOMPUTE actions."""
-    return any(re.search(r"(?:^|[\s(])R[0-9]", order.actions) for order in plan.schedule.orders)
+    return ActionKind.RECOMPUTE in words_in(plan.schedule)
 
 
 def _recompute_s(plan: Plan) -> tuple[float, ...]:

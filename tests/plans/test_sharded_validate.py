@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+import planner
+from planner import Job, load_cluster, load_graph
 from planner.check import check_plan
 from planner.plans import BlockSeries, Fault, Holding, Plan, ShardedBlock, StageCollective, seal, validate
 from planner.plans.shard_sections import with_inside
@@ -281,3 +283,24 @@ def test_bytes_inside_groups_are_the_sum_of_the_figures_of_nine_digits_in_the_fi
     used = {stage.sharding: (entry, "") for stage in configuration.stages}
     said = [terms.inside_bytes for terms in with_inside(predictions, configuration, used).stages]
     assert said == [(stage.stop - stage.start) * 1_657_012_220 for stage in configuration.stages]
+
+
+def test_bytes_of_tied_weights_are_those_of_all_elements_also_where_ranks_share_them() -> None:
+    """The 50,257 x 768 elements of the table have gradients of two bytes."""
+    sample = language()
+    tied = sample.plan.shared_parameters[0]
+    assert tied.bytes == 50_257 * 768 * 2
+    shares = (dataclasses.replace(tied, bytes=tied.bytes // 2), *sample.plan.shared_parameters[1:])
+    found = validate(seal(dataclasses.replace(sample.plan, shared_parameters=shares)))
+    assert [(f.fault, f.tensor) for f in found] == [(Fault.DIFFERS, "transformer.wte.weight")]
+
+
+def test_weights_that_context_parallel_ranks_shard_have_no_copies_in_the_check_either() -> None:
+    """Two ranks share the weights of fp8, a byte an element; their copies are made when the weights are gathered."""
+    job = Job(
+        global_batch=16, precision="fp8", zero=(3,), devices=2, tensor_parallel=(1,), context_parallel=(2,),
+        pipeline_stages=(1,), data_parallel=(1,),
+    )  # fmt: skip
+    plan = planner.plan(load_graph("gpt2"), load_cluster("dgx-h100"), job)
+    assert plan.predictions.stages[0].memory.weights_bytes == 124_439_808 // 2
+    assert check_plan(plan).findings == ()
