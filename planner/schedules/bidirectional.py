@@ -28,7 +28,7 @@ from typing import Any, ClassVar, Protocol
 from planner.schedules import SCHEDULES
 from planner.schedules.chunks import ChunkedSchedule
 from planner.schedules.critical_chains import Flow, PassSeconds
-from planner.schedules.orders import Task, admission, list_schedule
+from planner.schedules.orders import Order, Task, admission, list_schedule, waits
 from planner.schedules.schedule import Schedule, single
 from planner.schedules.types import Action, ActionKind, ActivationUnit, Facts, Pipeline
 
@@ -59,18 +59,14 @@ class OpposedPipelines:
         return shifted if line % 2 == 0 else self.workers - 1 - shifted
 
 
-Order = Sequence[tuple[int, Action]]
-"""(slot, action) of one worker."""
-
-
-def slotted(lines: OpposedPipelines, entries: Iterable[tuple[int, int]]) -> Sequence[Order]:
+def slotted(lines: OpposedPipelines, entries: Iterable[tuple[int, int]]) -> list[Order]:
     """The order of each worker if micro-batches pass their pipelines a slot a stage, and back at once; O(actions).
 
     Args:
         lines: the pipelines.
         entries: for each micro-batch its pipeline, and the slot in which it enters.
     """
-    orders: list[list[tuple[int, Action]]] = [[] for _ in range(lines.workers)]
+    orders: list[Order] = [[] for _ in range(lines.workers)]
     for m, (line, start) in enumerate(entries):
         for stage in range(lines.workers):
             order = orders[lines.worker(line, stage)]
@@ -110,27 +106,26 @@ def doubled(lines: OpposedPipelines, units: int, halves: bool) -> list[list[Acti
     before second ones, later stages before earlier ones. A pipeline admits a unit while fewer than D / 2f are under way
     in it.
     """
-    depth = lines.workers
-    forward, backward = ActionKind.FORWARD, ActionKind.BACKWARD
-    tasks = []
+    depth, forward = lines.workers, ActionKind.FORWARD
+    tasks: list[Task] = []
     for unit in range(units):
         line = unit % lines.count
         for stage in range(depth):
-            worker, forward_action = lines.worker(line, stage), Action(forward, stage, unit)
-            before = Action(forward, stage - 1, unit) if stage else Action(forward, 0, unit - lines.count)
-            tasks.append(Task(forward_action, worker, (0, unit, -stage), (before,)))
+            worker = lines.worker(line, stage)
+            tasks.append((Action(forward, stage, unit), worker, (0, unit, -stage)))
             for half in (0, 1):
                 urgency = (1, unit // lines.count, half, -stage, unit)
-                needs = (forward_action, Action(backward, stage + 1, unit, half))
-                tasks.append(Task(Action(backward, stage, unit, half), worker, urgency, needs))
+                tasks.append((Action(ActionKind.BACKWARD, stage, unit, half), worker, urgency))
 
     def members(action: Action) -> Iterator[Action]:
         for half in (0, 1) if action.kind is forward else (action.part,):
             m, part = (action.micro_batch, half) if halves else (2 * action.micro_batch + half, -1)
             yield Action(action.kind, action.stage, m, part, paired=action.kind is forward and half == 1)
 
-    orders = list_schedule(tasks, depth, *admission(lines.count, max(depth // lines.count, 1)))
-    return [[member for action in order for member in members(action)] for order in orders]
+    orders = list_schedule(
+        tasks, waits(tasks, lines.count), *admission(tasks, lines.count, max(depth // lines.count, 1))
+    )
+    return [[member for _, action in order for member in members(action)] for order in orders]
 
 
 class BidirectionalSchedule(Schedule, Protocol):

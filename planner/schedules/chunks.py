@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Protocol
 
 from planner.schedules import SCHEDULES
 from planner.schedules.critical_chains import Flow
-from planner.schedules.orders import Task, admission, in_turn, list_schedule
+from planner.schedules.orders import admission, in_turn, list_schedule, unslotted, waits
 from planner.schedules.schedule import Schedule, single
 from planner.schedules.types import Action, ActionKind, ActivationUnit, Facts, Pipeline, Work
 
@@ -165,17 +165,13 @@ class Hanayo(ChunkedSchedule):
     def worker_orders(self, pipeline: Pipeline) -> Iterable[Iterable[Action]]:
         """List schedule: backwards before forwards, later chunks before earlier ones."""
         workers = pipeline.stages // (2 * self.waves)
-        forward, backward = ActionKind.FORWARD, ActionKind.BACKWARD
-        tasks = []
-        for m in range(pipeline.micro_batches):
-            for c in range(pipeline.stages):
-                worker, forward_action = self.worker_of(c, workers), Action(forward, c, m)
-                before = Action(forward, c - 1, m) if c else Action(forward, 0, m - 1)
-                tasks.append(Task(forward_action, worker, (1, -c, m), (before,)))
-                tasks.append(
-                    Task(Action(backward, c, m), worker, (0, -c, m), (forward_action, Action(backward, c + 1, m)))
-                )
-        return list_schedule(tasks, workers, *admission(1, workers))
+        tasks = [
+            (Action(kind, chunk, m), self.worker_of(chunk, workers), (urgency, -chunk, m))
+            for m in range(pipeline.micro_batches)
+            for chunk in range(pipeline.stages)
+            for urgency, kind in enumerate((ActionKind.BACKWARD, ActionKind.FORWARD))
+        ]
+        return unslotted(list_schedule(tasks, waits(tasks), *admission(tasks, 1, workers)))
 
 
 @dataclass(frozen=True, slots=True)
