@@ -143,21 +143,23 @@ def list_schedule(
     for slot in itertools.count():
         running = []
         for order, waiting in zip(orders, ready, strict=True):
-            at = next((at for at, number in enumerate(waiting) if may_run(number)), -1)
-            if at >= 0:
-                number = waiting.pop(at)
-                taken(number)
-                order.append((slot, tasks[number][0]))
-                running.append(number)
+            for at, number in enumerate(waiting):
+                if may_run(number):
+                    del waiting[at]
+                    taken(number)
+                    order.append((slot, tasks[number][0]))
+                    running.append(number)
+                    break
         left -= len(running)
         if not left:
             break
         if not running:
             raise PlanError(f"{left} actions can never run", hint="allow more memory")
-        for fed in (fed for number in running for fed in feeds[number]):
-            missing[fed] -= 1
-            if not missing[fed]:
-                becomes_ready(fed)
+        for number in running:
+            for fed in feeds[number]:
+                missing[fed] -= 1
+                if not missing[fed]:
+                    becomes_ready(fed)
     return orders
 
 

@@ -86,10 +86,9 @@ def block_order(block: Block, micro_batches: int, limit: int) -> tuple[tuple[Act
     """
     # more workers need more free memory, up to a third of their number
     tries = [*((True, spare) for spare in range(max(4, len(block) // 3 + 2))), (False, 0)]
-    trial = filling(block, min(micro_batches, _TRIAL_ROUNDS * len(block)), limit)
-    spans = [_span(trial, *eagerness) for eagerness in tries]
-    best = min((span, number) for number, span in enumerate(spans))[1]
-    return unslotted(filling(block, micro_batches, limit)(*tries[best]))
+    fill = filling(block, min(micro_batches, _TRIAL_ROUNDS * len(block)), limit)
+    best = min(tries, key=lambda eagerness: _span(fill, *eagerness))
+    return unslotted(filling(block, micro_batches, limit)(*best))
 
 
 Filling = Callable[[bool, int], list[Order]]
