@@ -20,14 +20,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import accumulate
 from typing import Any, ClassVar, Protocol
 
 from planner.schedules import SCHEDULES
 from planner.schedules.chunks import ChunkedSchedule
-from planner.schedules.critical_chains import Flow, PassSeconds
+from planner.schedules.critical_chains import PassSeconds
 from planner.schedules.orders import Order, Task, admission, list_schedule, waits
 from planner.schedules.schedule import Schedule, single
 from planner.schedules.types import Action, ActionKind, ActivationUnit, Facts, Pipeline
@@ -302,10 +302,10 @@ class Chimera(BidirectionalSchedule):
         choice = {"doubled": int(self.over is Over.DOUBLE), "halved": int(self.over is Over.HALVE)}
         return {**BidirectionalSchedule.terms(self, pipeline), **choice}
 
-    def flow(self, pipeline: Pipeline) -> Flow:
-        """Two micro-batches per forward step if doubled, half a micro-batch per backward step if halved."""
-        double, flow = 1 + (self.over is Over.DOUBLE), BidirectionalSchedule.flow(self, pipeline)
-        return replace(flow, forward_step=double, backward_step=1 / self.parts)
+    @property
+    def forward_step(self) -> float:
+        """Two if doubled."""
+        return 1 + (self.over is Over.DOUBLE)
 
     def worker_orders(self, pipeline: Pipeline) -> Iterable[Iterable[Action]]:
         """The orders of all workers; each holder of a stage runs it for other micro-batches."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
 from planner.schedules import SCHEDULES
-from planner.schedules.critical_chains import Flow
 from planner.schedules.orders import admission, in_turn, list_schedule, unslotted, waits
 from planner.schedules.schedule import Schedule, single
 from planner.schedules.types import Action, ActionKind, ActivationUnit, Facts, Pipeline, Work
@@ -207,10 +206,6 @@ class Seq1F1B(Schedule):
     def parts(self) -> int:
         """k."""
         return self.splits
-
-    def flow(self, pipeline: Pipeline) -> Flow:
-        """One sub-sequence per step."""
-        return replace(Schedule.flow(self, pipeline), forward_step=1 / self.splits, backward_step=1 / self.splits)
 
     def worker_orders(self, pipeline: Pipeline) -> Iterable[Iterable[Action]]:
         """Warm-up, alternation and drain of each stage."""

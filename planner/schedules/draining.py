@@ -28,7 +28,7 @@ forward after the backward of m + n(i+1) - r(i+1) - n(i) < m. Each wait is for w
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import chain
 from typing import ClassVar, Protocol
@@ -37,7 +37,7 @@ import numpy as np
 
 from planner.errors import PlanError
 from planner.schedules import SCHEDULES
-from planner.schedules.critical_chains import Flow, PassSeconds, one_forward_one_backward_s
+from planner.schedules.critical_chains import PassSeconds, one_forward_one_backward_s
 from planner.schedules.held import HeldUnits
 from planner.schedules.orders import finish, in_turn, replicate
 from planner.schedules.schedule import Schedule, require, single
@@ -103,10 +103,6 @@ class GPipe(Schedule):
             yield Action(ActionKind.BACKWARD, stage, m)
             if self.recompute and not self.early and stage:
                 yield Action(ActionKind.SEND_GRADIENT, stage, m)
-
-    def flow(self, pipeline: Pipeline) -> Flow:
-        """With `early`, all forwards may be recomputed before the last gradient arrives."""
-        return replace(Schedule.flow(self, pipeline), early=self.early)
 
     def chain_s(self, pipeline: Pipeline, times: PassSeconds) -> float:
         """Longest chain of waits; equal to the simulated time when all stages have equal replicas. O(stages).

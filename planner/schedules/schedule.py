@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 
 from planner.errors import PlanError
 from planner.registry import name_with_options, options_of
-from planner.schedules.critical_chains import Flow, PassSeconds, busiest_chain_s
+from planner.schedules.critical_chains import PassSeconds, busiest_chain_s
 from planner.schedules.held import HeldUnits, count_held
 from planner.schedules.orders import finish, follow_on, replicate
 from planner.schedules.types import (
@@ -55,6 +55,8 @@ class Schedule(Protocol):
     """True if the closed form of `planner.space.evaluate` describes its time."""
     split_backward: ClassVar[bool] = False
     """True if weight gradients are separate actions."""
+    early: bool = False
+    """True if recomputation runs before the gradient arrives, so that the drain has no bound."""
     deals: ClassVar[bool] = False
     """True if its orders are of all replicas, which may be unequal; else all replicas have the same order."""
     shares_workers: ClassVar[bool] = False
@@ -371,11 +373,10 @@ class Schedule(Protocol):
         """
         return pipeline.stages == 1
 
-    def flow(self, pipeline: Pipeline) -> Flow:
-        """How its micro-batches go through the workers, for `critical_s`."""
-        placement = self.placement(pipeline)
-        deferred = (self.deferred(single(pipeline)),) * len(placement) if self.split_backward else ()
-        return Flow(placement, self.workload(pipeline), deferred=deferred, spans=self.spans, launches=self.launches)
+    @property
+    def forward_step(self) -> float:
+        """Micro-batches after whose forward the next stage continues."""
+        return 1 / self.parts
 
     def ramp(self, pipeline: Pipeline) -> tuple[float, float]:
         """Least idle time of a worker while the pipeline fills and drains, as factors (fill, drain).
@@ -383,14 +384,13 @@ class Schedule(Protocol):
         The factors multiply the time of the forwards (fill) and backwards (drain) of all stages before the worker's
         first. Both are 0 if iterations overlap; the drain is 0 if weight gradients or recomputation may fill it.
         """
-        flow = self.flow(pipeline)
-        if flow.spans or not self.drains:
+        if self.spans or not self.drains:
             return 0.0, 0.0
-        return flow.forward_step, 0.0 if flow.early or flow.deferred else flow.backward_step
+        return self.forward_step, 0.0 if self.early or self.split_backward else 1 / self.parts
 
     def deferred(self, pipeline: Pipeline) -> int:
         """Most weight gradients that a worker may postpone past its last input gradient: all that it keeps."""
-        return max(self.by_place(self.facts.kept, pipeline, self.workers(pipeline)))
+        return max(self.by_place(self.facts.kept, pipeline, self.workers(single(pipeline))))
 
     def critical_s(
         self,
@@ -425,7 +425,7 @@ class Schedule(Protocol):
 
     def chain_s(self, pipeline: Pipeline, times: PassSeconds) -> float:
         """Fill, work and drain of the worker for which their sum is longest, in seconds. O(stages * holders)."""
-        return busiest_chain_s(self.flow(pipeline), times)
+        return busiest_chain_s(self, pipeline, times)
 
 
 def single(pipeline: Pipeline) -> Pipeline:
