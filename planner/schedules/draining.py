@@ -38,7 +38,6 @@ import numpy as np
 from planner.errors import PlanError
 from planner.schedules import SCHEDULES
 from planner.schedules.critical_chains import PassSeconds, one_forward_one_backward_s
-from planner.schedules.held import HeldUnits
 from planner.schedules.orders import finish, in_turn, replicate
 from planner.schedules.schedule import Schedule, require, single
 from planner.schedules.types import Action, ActionKind, Facts, Pipeline, Work
@@ -379,6 +378,7 @@ class BPipe(OneForwardOneBackward):
 
     key = "bpipe"
     deals = False
+    shares_workers = True
     facts = Facts(
         source="Kim et al., ICML 2023",
         kept="min(m, p-i, ceil((p+2)/2))",
@@ -388,19 +388,9 @@ class BPipe(OneForwardOneBackward):
         """What each worker keeps of its own stage, without what it evicted."""
         return Schedule.in_flight(self, pipeline)
 
-    def peaks(self, pipeline: Pipeline) -> tuple[HeldUnits, ...]:
-        """Each worker's own units, and those that the mirrored worker evicts to it."""
-        units_without_eviction, own_units = OneForwardOneBackward.in_flight(self, pipeline), self.in_flight(pipeline)
-        peaks = []
-        for stage, _ in pipeline.workers():
-            other = pipeline.stages - 1 - stage
-            guest_units = units_without_eviction[other] - own_units[other]
-            peaks.append(
-                HeldUnits.of({stage: own_units[stage], other: guest_units}, 1)
-                if guest_units
-                else HeldUnits.of({stage: own_units[stage]})
-            )
-        return tuple(peaks)
+    def shortened(self, pipeline: Pipeline) -> Pipeline:
+        """As many micro-batches as the first stage would keep, and as many again that take their place."""
+        return Pipeline(pipeline.replicas, min(pipeline.micro_batches, 2 * pipeline.stages))
 
     def held(self, pipeline: Pipeline) -> tuple[int, ...]:
         """Peak units of each worker, those of its partner included."""

@@ -60,7 +60,7 @@ class Schedule(Protocol):
     deals: ClassVar[bool] = False
     """True if its orders are of all replicas, which may be unequal; else all replicas have the same order."""
     shares_workers: ClassVar[bool] = False
-    """True if a worker may have several stages, or a stage several workers beside its replicas; see `counts`."""
+    """True if a worker may keep activations of several stages, or a stage have several workers beside its replicas."""
 
     @property
     def name(self) -> str:
@@ -259,7 +259,7 @@ class Schedule(Protocol):
         the exact number of each stage.
         """
         if self._known:
-            by_stage = [HeldUnits.of({stage: kept}) for stage, kept in enumerate(self.in_flight(pipeline))]
+            by_stage = [HeldUnits.of(stage, kept) for stage, kept in enumerate(self.in_flight(pipeline))]
             return tuple(by_stage[stage] for stage, _ in pipeline.workers())
         require(self, pipeline)
         count, held_by_worker = pipeline.replicas[0], _counted(cast(Hashable, self), self.shortened(single(pipeline)))
