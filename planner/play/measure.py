@@ -24,7 +24,7 @@ import numpy as np
 from planner import schedules
 from planner.errors import PlanError
 from planner.play.engine import run
-from planner.play.memory import StageBytes, check_capacity, held_units, memory_curve
+from planner.play.memory import StageBytes, held_units, memory_curve
 from planner.play.times import Conditions, Seconds, StageTimes, Trace, Transfers
 from planner.schedules import ActivationUnit, Pipeline, Schedule, Work
 from planner.schedules.compiling import compile_orders
@@ -249,7 +249,6 @@ def measure_schedule(
     replicas: int | Sequence[int] = 1,
     conditions: Conditions | None = None,
     sizes: StageBytes | None = None,
-    capacity_bytes: float | Sequence[float] | None = None,
 ) -> Measurement:
     """Simulate a schedule and measure it; O(actions).
 
@@ -261,11 +260,10 @@ def measure_schedule(
         replicas: replicas by stage, or one number for all.
         conditions: what transfers occupy (by default the link), and what overlaps; see `Conditions`.
         sizes: memory by stage, for `peak_bytes`.
-        capacity_bytes: memory of a device, by worker or one number for all.
 
     Raises:
         UsageError: no schedule has that name.
-        PlanError: the schedule does not support the pipeline, or a worker's memory is exceeded; says when.
+        PlanError: the schedule does not support the pipeline.
     """
     resolved = schedules.get(schedule) if isinstance(schedule, str) else schedule
     counts = (replicas,) * stages if isinstance(replicas, int) else tuple(replicas)
@@ -278,7 +276,6 @@ def measure_schedule(
     assumed = conditions or Conditions(transfers=Transfers.OVERLAPPED)
     steady = play_schedule(resolved, pipeline, times, assumed)
     cost = Cost.PERIOD if not resolved.drains else Cost.SPAN if resolved.spans else Cost.MAKESPAN
-    check_capacity(steady.trace, sizes, capacity_bytes)
     period = micro_batches if resolved.drains else resolved.rhythm(pipeline)
     return _measurement(resolved.name, resolved.activation_unit, steady, cost, sizes, period)
 

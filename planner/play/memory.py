@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
-from planner.errors import PlanError
-from planner.memory import fits
 from planner.play.times import Trace
 from planner.schedules.program import Code, Program, version_use
-from planner.units import format_bytes, format_seconds
 
 _NONE = np.zeros(0)
 
@@ -116,43 +112,6 @@ def memory_curve(trace: Trace, worker: int, sizes: StageBytes) -> MemoryCurve:
         np.concatenate([[0.0], changes_in_order.time_s]),
         np.concatenate([[fixed], fixed + np.cumsum(changes_in_order.amount)]),
         np.concatenate([[-1], changes_in_order.action]),
-    )
-
-
-def check_capacity(
-    trace: Trace, sizes: StageBytes | None, capacity_bytes: float | Sequence[float] | np.ndarray | None
-) -> None:
-    """Refuse a simulation in which a worker holds more than its device has.
-
-    Args:
-        trace: what was simulated.
-        sizes: memory by stage.
-        capacity_bytes: by worker, or one number for all; None for no limit.
-
-    Raises:
-        PlanError: names the first moment, the worker, the action and the excess; or there is a limit, but no sizes.
-    """
-    if capacity_bytes is None:
-        return
-    if sizes is None:
-        raise PlanError("a capacity is given but not what the stages hold", hint="give `sizes` too")
-    capacity_bytes = np.broadcast_to(np.asarray(capacity_bytes, float), (trace.program.workers,))
-    first: tuple[float, int, float, int] | None = None
-    for worker in range(trace.program.workers):
-        curve = memory_curve(trace, worker, sizes)
-        over = np.flatnonzero(~fits(curve.held_bytes, capacity_bytes[worker]))
-        if len(over) and (first is None or curve.time_s[over[0]] < first[0]):
-            at = int(over[0])
-            first = float(curve.time_s[at]), worker, float(curve.held_bytes[at]), int(curve.action[at])
-    if first is None:
-        return
-    time_s, worker, held, action = first
-    moment = f"when {trace.program.label(action)} runs" if action >= 0 else "from the start"
-    raise PlanError(
-        f"worker {worker} holds {format_bytes(held)} of {format_bytes(float(capacity_bytes[worker]))} after "
-        f"{format_seconds(time_s)}, {moment}",
-        where=f"worker {worker}",
-        hint="keep fewer micro-batches, recompute, or cut the model into more stages",
     )
 
 
