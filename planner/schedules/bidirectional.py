@@ -266,13 +266,10 @@ class Chimera(BidirectionalSchedule):
         """2 if backwards are halved, else 1."""
         return 2 if self.over is Over.HALVE else 1
 
-    def options(self, *, recompute: bool) -> Iterable[dict[str, Any]]:
-        """1, 2 and 4 pairs; doubled forwards if stages recompute, so that each keeps little."""
-        return ({}, {"pairs": 2}, {"pairs": 4}, *([{"over": Over.DOUBLE}] if recompute else []))
-
-    def worthwhile(self, workers: int, micro_batches: int) -> bool:
-        """Doubling differs only with more micro-batches than stages."""
-        return self.over is Over.CONCAT or micro_batches > workers
+    def options(self, workers: int, micro_batches: int, *, recompute: bool) -> Iterable[dict[str, Any]]:
+        """1, 2 and 4 pairs; doubled forwards if stages recompute, so that each keeps little, and are outnumbered."""
+        doubled = [{"over": Over.DOUBLE}] if recompute and micro_batches > workers else []
+        return ({}, {"pairs": 2}, {"pairs": 4}, *doubled)
 
     def lines(self, pipeline: Pipeline) -> OpposedPipelines:
         """2f pipelines."""

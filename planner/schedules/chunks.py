@@ -75,7 +75,7 @@ class Interleaved(ChunkedSchedule):
         """As many as are named, also beyond those that are worth trying."""
         return replace(self, chunks=chunks) if chunks > 1 else None
 
-    def options(self, *, recompute: bool) -> Iterable[dict[str, Any]]:
+    def options(self, workers: int, micro_batches: int, *, recompute: bool) -> Iterable[dict[str, Any]]:
         """2 to 20 chunks."""
         return ({"chunks": count} for count in range(2, _MAX_CHUNKS + 1))
 
@@ -157,7 +157,7 @@ class Hanayo(ChunkedSchedule):
         """2W."""
         return 2 * self.waves
 
-    def options(self, *, recompute: bool) -> Iterable[dict[str, Any]]:
+    def options(self, workers: int, micro_batches: int, *, recompute: bool) -> Iterable[dict[str, Any]]:
         """1, 2 and 4 waves."""
         return ({}, {"waves": 2}, {"waves": 4})
 
@@ -198,7 +198,7 @@ class Seq1F1B(Schedule):
         """Refuses fewer than one sub-sequence."""
         return "" if self.splits >= 1 else f"{self.splits} sub-sequences make no micro-batch"
 
-    def options(self, *, recompute: bool) -> Iterable[dict[str, Any]]:
+    def options(self, workers: int, micro_batches: int, *, recompute: bool) -> Iterable[dict[str, Any]]:
         """2, 4 and 8 sub-sequences."""
         return ({}, {"splits": 4}, {"splits": 8})
 

@@ -136,23 +136,17 @@ class Schedule(Protocol):
         """
         candidates: Iterable[Schedule] = (self,)
         if self.name == self.key:
-            candidates = (
-                dataclasses.replace(cast(Any, self), **options) for options in self.options(recompute=recompute)
-            )
+            sets = self.options(workers, micro_batches, recompute=recompute)
+            candidates = (dataclasses.replace(cast(Any, self), **options) for options in sets)
         return tuple(
             variant
             for variant in candidates
             if not variant.supports(Pipeline((1,) * variant.stage_counts(workers)[0], micro_batches))
-            and (variant.name == self.name or variant.worthwhile(workers, micro_batches))
         )
 
-    def options(self, *, recompute: bool) -> Iterable[dict[str, Any]]:
-        """Sets of options worth trying, the defaults first."""
+    def options(self, workers: int, micro_batches: int, *, recompute: bool) -> Iterable[dict[str, Any]]:
+        """Sets of options worth trying for such a pipeline, the defaults first."""
         return ({},)
-
-    def worthwhile(self, workers: int, micro_batches: int) -> bool:
-        """True if these options give another order than the defaults for such a pipeline."""
-        return True
 
     def supports(self, pipeline: Pipeline) -> str:
         """Why the schedule does not support the pipeline; empty if it does. Most need equal replicas. O(stages)."""

@@ -129,14 +129,12 @@ def simulate(plan: Plan, *, transfers: Transfers | str | None = None) -> Timelin
     transfers = Transfers(plan.schedule.transfers if transfers is None else transfers)
     ranks, copies = leaders(plan)
     times = times_of(plan)
-    steady = _steady(plan, ranks, copies, times, transfers) if plan.schedule.continuous else None
-    trace = steady.trace if steady else _drained(plan, ranks, times, transfers)
+    played = (_steady if plan.schedule.continuous else _drained)(plan, ranks, copies, times, transfers)
+    trace, iterations = played.trace, round(played.played)
     idle = np.flatnonzero(np.bincount(trace.program.worker, minlength=len(ranks)) == 0)
     if len(idle):
         raise PlanError(f"rank {ranks[idle[0]]} has no actions", where="schedule", hint="plan again")
-    iterations = round(steady.played) if steady else 1
-    cost = Cost.PERIOD if steady else Cost.SPAN if plan.schedule.spans else Cost.MAKESPAN
-    step_s = _step_s(plan, trace, steady, ranks)
+    step_s = _step_s(plan, played, ranks)
     micro_batches = plan.micro_batches.count // copies
     busy = float(np.sum(trace.compute_s())) / iterations
     return Timeline(
@@ -154,17 +152,18 @@ def simulate(plan: Plan, *, transfers: Transfers | str | None = None) -> Timelin
         inside_s=_inside_s(plan),
         comparison=_compared(plan, copies, trace, times, transfers, step_s),
         trace=trace,
-        cost=cost,
+        cost=Cost.PERIOD if plan.schedule.continuous else Cost.SPAN if plan.schedule.spans else Cost.MAKESPAN,
         iterations=iterations,
     )
 
 
-def _drained(plan: Plan, ranks: Sequence[int], times: StageTimes, transfers: Transfers) -> Trace:
+def _drained(plan: Plan, ranks: Sequence[int], _: int, times: StageTimes, transfers: Transfers) -> PlayedSchedule:
     """One iteration, from an empty pipeline to an empty one."""
     program = compile_orders(work_of(plan, ranks))
     if program.stages != len(plan.stages):
         raise PlanError(f"the actions name {program.stages} stages, the plan has {len(plan.stages)}", hint="plan again")
-    return run(program, times, Conditions(transfers))
+    trace = run(program, times, Conditions(transfers))
+    return PlayedSchedule(trace.span_s() if plan.schedule.spans else trace.makespan_s, 0, 1.0, trace)
 
 
 def _steady(plan: Plan, ranks: Sequence[int], copies: int, times: StageTimes, transfers: Transfers) -> PlayedSchedule:
@@ -183,10 +182,10 @@ def _steady(plan: Plan, ranks: Sequence[int], copies: int, times: StageTimes, tr
     )
 
 
-def _step_s(plan: Plan, trace: Trace, steady: PlayedSchedule | None, ranks: Sequence[int]) -> float:
-    """Iteration time by the schedule's convention."""
-    if steady is None:
-        return trace.span_s() if plan.schedule.spans else trace.makespan_s
+def _step_s(plan: Plan, played: PlayedSchedule, ranks: Sequence[int]) -> float:
+    """Iteration time by the schedule's convention; no less than the exchanges of pipelines that never drain."""
+    if not plan.schedule.continuous:
+        return played.iteration_s
     exchange_s = 0.0
     for rank in ranks:
         twice, once = (_exchanges(plan, rank, times) for times in (2, 1))
@@ -194,7 +193,7 @@ def _step_s(plan: Plan, trace: Trace, steady: PlayedSchedule | None, ranks: Sequ
             terms = plan.predictions.stages[stage]
             if terms.exposed_sync_s == 0:
                 exchange_s = max(exchange_s, (count - once.get(stage, 0)) * terms.sync_s)
-    return max(steady.iteration_s, exchange_s)
+    return max(played.iteration_s, exchange_s)
 
 
 def _exchanges(plan: Plan, rank: int, times: int) -> Counter[int]:
