@@ -38,7 +38,7 @@ import numpy as np
 from planner.errors import PlanError
 from planner.schedules import SCHEDULES
 from planner.schedules.critical_chains import PassSeconds, one_forward_one_backward_s
-from planner.schedules.orders import finish, in_turn, replicate
+from planner.schedules.orders import finish, in_turn, repeated
 from planner.schedules.schedule import Schedule, require, single
 from planner.schedules.types import Action, ActionKind, Facts, Pipeline, Work
 
@@ -340,7 +340,7 @@ class BaPipeFbp(Schedule):
             raise PlanError(f"{self.key} gives the order of one iteration, not {iterations}", hint="ask for one")
         require(self, pipeline)
         count = pipeline.replicas[0]
-        lanes = replicate(tuple(self.worker_orders(single(pipeline))), count)
+        lanes = repeated(tuple(self.worker_orders(single(pipeline))), count, pipeline.micro_batches, 1)
         return Work(
             lanes,
             workers=tuple(k // (2 * count) * count + k % count for k in range(len(lanes))),

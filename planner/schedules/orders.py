@@ -33,43 +33,33 @@ def finish(stages: Sequence[int]) -> Iterator[Action]:
     yield from (Action(ActionKind.UPDATE, stage) for stage in stages)
 
 
-def replicate(orders: Sequence[Sequence[Action]], count: int) -> tuple[tuple[Action, ...], ...]:
-    """The orders for `count` replicas, micro-batches dealt round-robin; replicas of a lane are neighbours."""
-    if count == 1:
-        return tuple(tuple(order) for order in orders)
-    lane_of = {lane: lane for lane in range(len(orders))}
+def repeated(
+    orders: Sequence[Sequence[Action]], replicas: int, micro_batches: int, iterations: int
+) -> tuple[tuple[Action, ...], ...]:
+    """The orders for several replicas and iterations; replicas of a lane are neighbours.
+
+    Args:
+        orders: of one replica in one iteration.
+        replicas: replicas, to which micro-batches are dealt round-robin.
+        micro_batches: of one replica in one iteration.
+        iterations: iterations, whose micro-batches and exchanges are numbered on.
+    """
+    if replicas == iterations == 1:
+        return tuple(map(tuple, orders))
     return tuple(
         tuple(
             a._replace(
-                micro_batch=a.micro_batch * count + replica if _numbered(a) else a.micro_batch,
-                peer=lane_of[a.peer] * count + replica if a.peer >= 0 else -1,
+                micro_batch=(a.micro_batch + i * micro_batches) * replicas + replica,
+                peer=a.peer * replicas + replica if a.peer >= 0 else -1,
             )
-            for a in order
-        )
-        for order in orders
-        for replica in range(count)
-    )
-
-
-def follow_on(
-    orders: Sequence[Sequence[Action]], micro_batches: int, iterations: int
-) -> tuple[tuple[Action, ...], ...]:
-    """The orders of several iterations, with consecutive numbers of micro-batches and exchanges."""
-    if iterations == 1:
-        return tuple(tuple(order) for order in orders)
-    return tuple(
-        tuple(
-            a._replace(micro_batch=a.micro_batch + i * micro_batches if _numbered(a) else i)
+            if a.kind not in (ActionKind.SYNC, ActionKind.UPDATE, ActionKind.LAUNCH_SYNC)
+            else a._replace(micro_batch=i if iterations > 1 else -1)
             for i in range(iterations)
             for a in order
         )
         for order in orders
+        for replica in range(replicas)
     )
-
-
-def _numbered(action: Action) -> bool:
-    """True if the number of an action is that of a micro-batch."""
-    return action.kind not in (ActionKind.SYNC, ActionKind.UPDATE, ActionKind.LAUNCH_SYNC)
 
 
 Task = tuple[Action, int, tuple[int, ...]]

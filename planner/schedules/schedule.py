@@ -14,7 +14,7 @@ from planner.errors import PlanError
 from planner.registry import name_with_options, options_of
 from planner.schedules.critical_chains import PassSeconds, busiest_chain_s
 from planner.schedules.held import HeldUnits, count_held
-from planner.schedules.orders import finish, follow_on, replicate
+from planner.schedules.orders import finish, repeated
 from planner.schedules.types import (
     Action,
     ActivationUnit,
@@ -189,8 +189,8 @@ class Schedule(Protocol):
             (*actions, *finish(stages))
             for actions, stages in zip(self.worker_orders(dealt), self.placement(dealt), strict=True)
         ]
-        orders = replicate(lanes, 1 if self.deals else pipeline.replicas[0])
-        return Work(follow_on(orders, pipeline.micro_batches, iterations), parts=self.parts)
+        replicas = 1 if self.deals else pipeline.replicas[0]
+        return Work(repeated(lanes, replicas, dealt.micro_batches, iterations), parts=self.parts)
 
     def counts(self, pipeline: Pipeline) -> tuple[dict[int, int], ...]:
         """For each worker, its micro-batches by stage, stages ascending; the replicas of a worker are neighbours."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,14 +14,13 @@ from planner.errors import PlanError
 from planner.memory import fits
 from planner.plans.figures import BUBBLE_CONVENTION
 from planner.plans.files import plain
-from planner.plans.orders import decode
 from planner.plans.readings import counterparts, has_closed_form, leaders, malformed, schedule_of, work_of
 from planner.plans.types import Plan
 from planner.plans.validate import require_sound
 from planner.play import Conditions, Cost, StageTimes, Trace, Transfers, run, weight_part_s
 from planner.play.measure import PlayedSchedule, find_period
 from planner.play.memory import MemoryCurve, StageBytes, held_units, memory_curve, peak_in_flight
-from planner.schedules import ActionKind, Pipeline
+from planner.schedules import Pipeline
 from planner.schedules.compiling import compile_orders
 from planner.schedules.program import KINDS, Code
 from planner.simulate.comparison import TimeComparison, compare, measured
@@ -134,7 +132,7 @@ def simulate(plan: Plan, *, transfers: Transfers | str | None = None) -> Timelin
     idle = np.flatnonzero(np.bincount(trace.program.worker, minlength=len(ranks)) == 0)
     if len(idle):
         raise PlanError(f"rank {ranks[idle[0]]} has no actions", where="schedule", hint="plan again")
-    step_s = _step_s(plan, played, ranks)
+    step_s = _step_s(plan, played)
     micro_batches = plan.micro_batches.count // copies
     busy = float(np.sum(trace.compute_s())) / iterations
     return Timeline(
@@ -182,28 +180,17 @@ def _steady(plan: Plan, ranks: Sequence[int], copies: int, times: StageTimes, tr
     )
 
 
-def _step_s(plan: Plan, played: PlayedSchedule, ranks: Sequence[int]) -> float:
+def _step_s(plan: Plan, played: PlayedSchedule) -> float:
     """Iteration time by the schedule's convention; no less than the exchanges of pipelines that never drain."""
     if not plan.schedule.continuous:
         return played.iteration_s
-    exchange_s = 0.0
-    for rank in ranks:
-        twice, once = (_exchanges(plan, rank, times) for times in (2, 1))
-        for stage, count in twice.items():
-            terms = plan.predictions.stages[stage]
-            if terms.exposed_sync_s == 0:
-                exchange_s = max(exchange_s, (count - once.get(stage, 0)) * terms.sync_s)
-    return max(played.iteration_s, exchange_s)
-
-
-def _exchanges(plan: Plan, rank: int, times: int) -> Counter[int]:
-    """Number of gradient exchanges of a rank by stage, over `times` repetitions."""
-    counts: dict[ActionKind, Counter[int]] = {ActionKind.SYNC: Counter(), ActionKind.LAUNCH_SYNC: Counter()}
-    for order in plan.orders(rank):
-        for action in decode(order.actions, rank=rank, times=times):
-            if action.kind in counts:
-                counts[action.kind][action.stage] += 1
-    return counts[ActionKind.LAUNCH_SYNC] or counts[ActionKind.SYNC]
+    program = played.trace.program
+    launches = program.of(Code.LAUNCH_SYNC)
+    exchanges = launches if launches.any() else program.of(Code.SYNC)
+    counts = np.zeros((program.workers, program.stages))
+    np.add.at(counts, (program.worker[exchanges], program.stage[exchanges]), 1 / round(played.played))
+    hidden_s = [stage.sync_s if stage.exposed_sync_s == 0 else 0.0 for stage in plan.predictions.stages]
+    return max(played.iteration_s, float((np.rint(counts) * hidden_s).max()))
 
 
 def _compared(
