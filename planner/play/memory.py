@@ -121,26 +121,25 @@ def held_units(trace: Trace) -> np.ndarray:
     ones, none = np.ones(count), np.zeros(count)
     changes = _activations(trace, StageBytes(none, ones, none, none), whole=True)
     changes = changes.sorted()
-    peaks = np.zeros(trace.program.workers)
-    total = np.cumsum(changes.amount)
-    first = np.searchsorted(changes.worker, np.arange(trace.program.workers))
-    before = np.concatenate([[0.0], total])[first]
-    np.maximum.at(peaks, changes.worker, total - before[changes.worker])
-    return np.rint(peaks).astype(np.int64)
+    return np.asarray(np.rint(_peaks(changes.worker, changes.amount, trace.program.workers)), np.int64)
 
 
 def peak_in_flight(program: Program) -> np.ndarray:
     """int64 [workers, stages], most units of a stage that a worker keeps along its order; O(actions log actions)."""
     taken, given = program.of(Code.FORWARD, Code.LOAD), program.of(Code.BACKWARD, Code.WEIGHT_GRAD, Code.EVICT)
-    change = taken.astype(int) - given
     place = program.worker * program.stages + program.stage
     order = np.argsort(place, kind="stable")
-    total = np.cumsum(change[order])
-    first = np.searchsorted(place[order], np.arange(program.workers * program.stages))
-    before = np.concatenate([[0], total])[np.minimum(first, len(total))]
-    peaks = np.zeros(program.workers * program.stages, np.int64)
-    np.maximum.at(peaks, place[order], total - before[place[order]])
+    peaks = _peaks(place[order], (taken.astype(np.int64) - given)[order], program.workers * program.stages)
     return peaks.reshape(program.workers, program.stages)
+
+
+def _peaks(place: np.ndarray, change: np.ndarray, count: int) -> np.ndarray:
+    """[count] highest sum of the changes so far at each place, at least 0; the changes are sorted by place."""
+    total = np.cumsum(change)
+    before = np.concatenate([np.zeros(1, total.dtype), total])[np.searchsorted(place, np.arange(count))]
+    peaks = np.zeros(count, total.dtype)
+    np.maximum.at(peaks, place, total - before[place])
+    return peaks
 
 
 def _activations(trace: Trace, sizes: StageBytes, *, whole: bool = False) -> _Changes:

@@ -30,7 +30,7 @@ from planner.schedules.chunks import ChunkedSchedule
 from planner.schedules.critical_chains import PassSeconds
 from planner.schedules.orders import Order, Task, admission, list_schedule, waits
 from planner.schedules.schedule import Schedule, single
-from planner.schedules.types import Action, ActionKind, ActivationUnit, Facts, Pipeline
+from planner.schedules.types import Action, ActionKind, Facts, Pipeline
 
 _SLOTS = 2
 """Slots of a micro-batch on a worker: one forward and one backward."""
@@ -240,11 +240,6 @@ class Chimera(BidirectionalSchedule):
         idle_holds="B == 2*F and m % (2*p if doubled else p) == 0 and pairs < 2 if doubled or halved else "
         "F <= B and (m <= p or m % p == 0)",
     )
-
-    @property
-    def activation_unit(self) -> ActivationUnit:
-        """Half a micro-batch if backwards are halved."""
-        return ActivationUnit.SUB_SEQUENCE if self.over is Over.HALVE else ActivationUnit.MICRO_BATCH
 
     def refuses(self, pipeline: Pipeline) -> str:
         """Refuses odd numbers of stages, pairs that do not divide half of it, odd numbers of doubled micro-batches."""

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from planner.schedules.critical_chains import PassSeconds
 from planner.schedules.held import HeldUnits, count_held
 from planner.schedules.program import Code, Program, peak_versions, staleness, version_use
 from planner.schedules.schedule import Schedule
-from planner.schedules.types import Action, ActionKind, ActivationUnit, Facts, OrderError, Pipeline, WeightPolicy, Work
+from planner.schedules.types import Action, ActionKind, Facts, OrderError, Pipeline, WeightPolicy, Work
 
 COUNTED = (ActionKind.SYNC, ActionKind.LAUNCH_SYNC, ActionKind.UPDATE)
 """Kinds whose `micro_batch` is the number of an exchange or update."""
@@ -35,44 +35,26 @@ class CustomOrders(Schedule):
     """A schedule given by its orders; made by `custom_schedule`.
 
     Attributes:
-        title: its name.
+        name: its name.
         orders: the actions of all lanes.
         program: the compiled orders.
-        weights: which versions of the weights its stages compute with.
+        weight_policy: `sync` if every stage updates once, after all of its gradients; else by the versions that are
+            read.
     """
 
-    title: str
+    name: str = field()
     orders: Work
     program: Program
-    weights: WeightPolicy
+    weight_policy: WeightPolicy = field()
 
     key = "custom"
+    drains = True
     facts = Facts(source="the user", kept="0", kept_bound=True, idle="0")
-
-    @property
-    def name(self) -> str:
-        """Its title."""
-        return self.title
-
-    @property
-    def weight_policy(self) -> WeightPolicy:
-        """`sync` if every stage updates once, after all of its gradients; else by the versions that are read."""
-        return self.weights
-
-    @property
-    def activation_unit(self) -> ActivationUnit:
-        """A micro-batch, or a sub-sequence if micro-batches have parts."""
-        return ActivationUnit.SUB_SEQUENCE if self.orders.parts > 1 else ActivationUnit.MICRO_BATCH
 
     @property
     def parts(self) -> int:
         """Sub-sequences of a micro-batch in the orders."""
         return self.orders.parts
-
-    @property
-    def drains(self) -> bool:
-        """True: the orders end with an empty pipeline, even if they read old weights."""
-        return True
 
     @property
     def launches(self) -> bool:
@@ -128,7 +110,7 @@ class CustomOrders(Schedule):
 
     def staleness(self, pipeline: Pipeline) -> tuple[int, ...]:
         """Counted along the orders."""
-        if self.weights.synchronous:
+        if self.weight_policy.synchronous:
             return (0,) * self.program.stages
         return tuple(int(most) for most in staleness(self.program).forward_most)
 

@@ -74,8 +74,8 @@ class Schedule(Protocol):
 
     @property
     def activation_unit(self) -> ActivationUnit:
-        """The unit that `in_flight`, `held` and `peaks` count."""
-        return ActivationUnit.MICRO_BATCH
+        """The unit that `in_flight`, `held` and `peaks` count: a micro-batch, or a part of it if it has several."""
+        return ActivationUnit.SUB_SEQUENCE if self.parts > 1 else ActivationUnit.MICRO_BATCH
 
     @property
     def parts(self) -> int:
