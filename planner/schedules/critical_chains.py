@@ -30,22 +30,6 @@ class PassSeconds:
     tail: Sequence[float]
     transfer: Sequence[float]
 
-    @staticmethod
-    def of(
-        forward_s: Sequence[float],
-        backward_s: Sequence[float],
-        tail_s: Sequence[float],
-        weight_grad_s: Sequence[float] = (),
-        transfer_s: Sequence[float] = (),
-        *,
-        split: bool = False,
-    ) -> PassSeconds:
-        """From whole backwards; if `split`, weight gradients are separate actions (by default half of the backward)."""
-        nothing = [0.0] * len(backward_s)
-        weight = (weight_grad_s or [b / 2 for b in backward_s]) if split else nothing
-        gradient = [b - w for b, w in zip(backward_s, weight, strict=True)]
-        return PassSeconds(forward_s, gradient, weight, tail_s, transfer_s or nothing)
-
 
 def busiest_chain_s(schedule: Schedule, pipeline: Pipeline, times: PassSeconds) -> float:
     """Longest chain through one worker: fill, its work, and its last gradient's path to the first stage.

@@ -412,10 +412,10 @@ class Schedule(Protocol):
                 share a worker.
         """
         require(self, pipeline)
-        split = self.split_backward
-        return self.chain_s(
-            pipeline, PassSeconds.of(forward_s, backward_s, tail_s, weight_grad_s, transfer_s, split=split)
-        )
+        nothing = [0.0] * len(backward_s)
+        weight_s = (weight_grad_s or [b / 2 for b in backward_s]) if self.split_backward else nothing
+        gradient_s = [b - w for b, w in zip(backward_s, weight_s, strict=True)]
+        return self.chain_s(pipeline, PassSeconds(forward_s, gradient_s, weight_s, tail_s, transfer_s or nothing))
 
     def chain_s(self, pipeline: Pipeline, times: PassSeconds) -> float:
         """Fill, work and drain of the worker for which their sum is longest, in seconds. O(stages * holders)."""
@@ -433,7 +433,7 @@ def single(pipeline: Pipeline) -> Pipeline:
 def _counted(schedule: Hashable, pipeline: Pipeline) -> tuple[HeldUnits, ...]:
     """`Schedule.peaks` of single replicas, counted along the order."""
     typed = cast(Schedule, schedule)
-    return count_held(typed.order(pipeline), typed.placement(pipeline))
+    return count_held(typed.work(pipeline).by_worker(), typed.placement(pipeline))
 
 
 def require(schedule: Schedule, pipeline: Pipeline) -> None:
