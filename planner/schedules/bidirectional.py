@@ -19,7 +19,7 @@ DualPipe and DualPipeV: two directions in eight phases, with paired forwards and
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import accumulate
@@ -322,11 +322,7 @@ class Chimera(BidirectionalSchedule):
 SCHEDULES.register("chimera", Chimera())
 
 
-MicroBatchOf = Callable[[int, int], tuple[int, int]]
-"""(direction, k) to the stage and number of the direction's k-th micro-batch."""
-
-
-def dual_worker(near: int, half: int, share: int, place: MicroBatchOf) -> Iterator[Action]:
+def dual_worker(near: int, half: int, directions: Sequence[tuple[int, range]]) -> Iterator[Action]:
     """The actions of one worker, phase by phase: so often these words.
 
     A word is F, B or I (forward, whole backward, input gradient) of the next micro-batch of a direction, `+` if it is
@@ -336,10 +332,9 @@ def dual_worker(near: int, half: int, share: int, place: MicroBatchOf) -> Iterat
     Args:
         near: number of workers between it and the middle, where the directions meet.
         half: number of workers from one end to the middle.
-        share: number of micro-batches of each direction.
-        place: stage and number of a direction's k-th micro-batch.
+        directions: stage and micro-batches of each direction.
     """
-    outer = half - near
+    outer, share = half - near, len(directions[0][1])
     pairs, first, whole = share - 2 * half + outer, int(near == 0), outer // 2
     phases = (
         (2 * near, "F0"),
@@ -361,7 +356,8 @@ def dual_worker(near: int, half: int, share: int, place: MicroBatchOf) -> Iterat
             yield postponed.pop(0)._replace(kind=ActionKind.WEIGHT_GRAD)
             continue
         kind, direction = ActionKind(word[0]), int(word[1])
-        stage, m = place(direction, done[kind is ActionKind.FORWARD, direction])
+        stage, micro_batches = directions[direction]
+        m = micro_batches[done[kind is ActionKind.FORWARD, direction]]
         done[kind is ActionKind.FORWARD, direction] += 1
         action = Action(kind, stage, m, paired=word.endswith("+"))
         postponed += [action] if kind is ActionKind.INPUT_GRAD else []
@@ -399,19 +395,12 @@ class DualPipe(BidirectionalSchedule):
 
     def worker_orders(self, pipeline: Pipeline) -> Iterable[Iterable[Action]]:
         """Eight phases; even micro-batches go down, odd ones up."""
-        depth, half = pipeline.stages, pipeline.stages // 2
-
-        def worker(w: int) -> Iterable[Action]:
-            mirrored = w >= half
-
-            def place(direction: int, k: int) -> tuple[int, int]:
-                up = (direction == 1) != mirrored
-                return (depth - 1 - w if up else w), 2 * k + up
-
-            near = half - 1 - min(w, depth - 1 - w)
-            return dual_worker(near, half, pipeline.micro_batches // 2, place)
-
-        return map(worker, range(depth))
+        last, half = pipeline.stages - 1, pipeline.stages // 2
+        even, odd = (range(first, pipeline.micro_batches, 2) for first in (0, 1))
+        for worker in range(pipeline.stages):
+            directions = [(worker, even), (last - worker, odd)]
+            near = half - 1 - min(worker, last - worker)
+            yield dual_worker(near, half, directions if worker < half else directions[::-1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -441,15 +430,10 @@ class DualPipeV(ChunkedSchedule):
 
     def worker_orders(self, pipeline: Pipeline) -> Iterable[Iterable[Action]]:
         """Eight phases."""
-        last, workers = pipeline.stages - 1, pipeline.stages // 2
-
-        def worker(w: int) -> Iterable[Action]:
-            def place(direction: int, k: int) -> tuple[int, int]:
-                return (last - w if direction else w), k
-
-            return dual_worker(workers - 1 - w, workers, pipeline.micro_batches, place)
-
-        return map(worker, range(workers))
+        workers, every = pipeline.stages // 2, range(pipeline.micro_batches)
+        for worker in range(workers):
+            directions = [(worker, every), (pipeline.stages - 1 - worker, every)]
+            yield dual_worker(workers - 1 - worker, workers, directions)
 
 
 SCHEDULES.register("dualpipe", DualPipe())

@@ -19,7 +19,7 @@ from planner.plans.types import Plan
 from planner.plans.validate import require_sound
 from planner.play import Conditions, Cost, StageTimes, Trace, Transfers, run, weight_part_s
 from planner.play.measure import PlayedSchedule, find_period
-from planner.play.memory import MemoryCurve, StageBytes, held_units, memory_curve, peak_in_flight
+from planner.play.memory import MemoryCurve, StageBytes, held_units, memory_curve
 from planner.schedules import Pipeline
 from planner.schedules.compiling import compile_orders
 from planner.schedules.program import KINDS, Code
@@ -37,7 +37,8 @@ class Lane:
         compute_s: forward, backward and update of one iteration.
         communication_s: exposed transfers and synchronisation of one iteration.
         idle_s: waiting time of one iteration, up to its end.
-        in_flight: most micro-batches (chunks of them, where the worker runs several stages) kept at the same time.
+        in_flight: most micro-batches (chunks of them, where the worker runs several stages) kept at the same time,
+            those that other workers evict to it included.
         memory: memory of one device over time.
         capacity_bytes: usable memory of the device.
     """
@@ -304,8 +305,7 @@ def _lanes(
     plan: Plan, ranks: Sequence[int], copies: int, trace: Trace, iterations: int, step_s: float
 ) -> tuple[Lane, ...]:
     sizes = bytes_of(plan)
-    several = any(len(plan.stages_of(rank)) > 1 for rank in ranks)
-    held = held_units(trace) if several else peak_in_flight(trace.program).max(axis=1)
+    held = held_units(trace)
     compute, communication = trace.compute_s() / iterations, trace.communication_s() / iterations
     idle = np.maximum(step_s - compute - communication, 0.0)
     groups = counterparts(plan, ranks, copies)
