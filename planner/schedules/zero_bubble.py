@@ -45,33 +45,6 @@ Block = tuple[tuple[int, int, int, int], ...]
 """By worker, the slots of its four actions for micro-batch 0."""
 
 
-def even_block(workers: int, steps: tuple[int, int, int, int]) -> Block:
-    """A block whose passes move from worker to worker in equal steps, with no two actions in one slot.
-
-    Args:
-        workers: p.
-        steps: slots from one worker to the next, for each of the four passes; congruent up and down modulo six.
-    """
-    starts = [0]
-    at = 0
-    for this in range(1, 4):
-        at += steps[this - 1] * (workers - 1) + 1
-        shifted = at + (steps[this] * (workers - 1) if this % 2 else 0)
-        while any((shifted - s) % _PERIOD == 0 for s in starts):
-            shifted += 1
-            at += 1
-        starts.append(shifted)
-    return tuple(
-        (
-            steps[0] * i,
-            starts[1] - steps[1] * i,
-            starts[2] + steps[2] * i,
-            starts[3] - steps[3] * i,
-        )
-        for i in range(workers)
-    )
-
-
 @lru_cache(maxsize=16)
 def block_order(block: Block, micro_batches: int, limit: int) -> tuple[tuple[Action, ...], ...]:
     """The actions of each worker; O(actions) per degree of eagerness, tried on a few micro-batches per worker.
@@ -191,7 +164,10 @@ def v_block(workers: int) -> Block:
     With equal times for forward, input gradient and weight gradient no worker waits between its first start and its
     last end. The two chunks of the block live 12p slots in total, which keeps 2p chunks.
     """
-    return even_block(workers, (4, 2, 4, 2))
+    round_trip = 6 * (workers - 1)
+    return tuple(
+        (4 * i, round_trip + 1 - 2 * i, round_trip + 2 + 4 * i, 2 * round_trip + 3 - 2 * i) for i in range(workers)
+    )
 
 
 def v_half_block(workers: int) -> Block:
