@@ -41,7 +41,7 @@ import numpy as np
 from planner.exchange import SCHEMES
 from planner.exchange.fabric import Fabric, Traffic, nothing, rank_traffic
 from planner.exchange.recipe import SUMMED, Content, ExchangeStep, Group, Phase, Recipe, groups_of, step_terms
-from planner.exchange.scheme import MEGABYTE, Bucket, Leg, Message, MessagePlan, Scheme, dense_note, pack
+from planner.exchange.scheme import MEGABYTE, Bucket, Leg, Message, MessagePlan, Scheme, dense_note, pack, part_of
 from planner.exchange.servers import Inside, MachineSum, machine_sum
 from planner.exchange.types import Step
 from planner.hardware import COLUMNS, DIRECT, MEASURED, Cluster, Collective, Terms
@@ -153,8 +153,7 @@ def plan_recipe(
     traffic = nothing(fabric)
     for (name, part), size in moved.items():
         traffic = traffic + step_traffic(fabric, part, name) * size
-    methods = {v: m.method for m in messages for v in m.variables}
-    return MessagePlan(tuple(messages), traffic, methods, notes=dense_note(step))
+    return MessagePlan(tuple(messages), traffic, notes=dense_note(step))
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,8 +234,7 @@ class InNetwork(Scheme):
         inside = machine_sum(fabric, Inside.SCATTER)
         messages = tuple(self._message(b, unit, inside) for b in buckets)
         traffic = unit if self.inside else unit + inside.traffic + inside.traffic.turned()
-        methods = {v: "in-network" for b in buckets for v in b.variables}
-        return MessagePlan(messages, traffic * step.gradient_bytes, methods, notes=dense_note(step))
+        return MessagePlan(messages, traffic * step.gradient_bytes, notes=dense_note(step))
 
     def _through_switches(self, fabric: Fabric) -> Traffic:
         """Traffic of one byte out and in through every port of a level whose switches add."""
@@ -254,7 +252,7 @@ class InNetwork(Scheme):
         before, after = inside.legs(bucket.gradient_bytes, bucket.gradient_bytes)
         legs = (across,) if self.inside else (before, across, after)
         busy_legs = tuple(leg for leg in legs if leg.busy_s.any())
-        chunk = min(1.0, self.partition_bytes / bucket.gradient_bytes) if bucket.gradient_bytes > 0 else 1.0
+        chunk = part_of(self.partition_bytes, bucket.gradient_bytes)
         return Message(bucket.variables, "in-network", bucket.gradient_bytes, bucket.ready_s, busy_legs, chunk)
 
 

@@ -104,12 +104,14 @@ class Bucket:
         gradient_bytes: bytes of these gradients.
         ready_s: when the last of them is complete, from the start of the backward.
         weight_bytes: bytes of the weights of the same variables.
+        shares: the part of it that each endpoint serves, which sum to 1; empty where it goes through no servers.
     """
 
     variables: tuple[str, ...]
     gradient_bytes: float
     ready_s: float
     weight_bytes: float
+    shares: tuple[float, ...] = ()
 
 
 def _bucket(step: Step, members: list[Variable]) -> Bucket:
@@ -186,16 +188,19 @@ class MessagePlan:
     Attributes:
         messages: what is sent, each from its ready time on.
         traffic: bytes through every port.
-        methods: by variable, how it travels.
         placements: by variable, the share of each endpoint; empty without servers.
         notes: what the model leaves out in this case.
     """
 
     messages: tuple[Message, ...]
     traffic: Traffic
-    methods: Mapping[str, str]
     placements: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+    @property
+    def methods(self) -> dict[str, str]:
+        """By variable, how it travels."""
+        return {name: message.method for message in self.messages for name in message.variables}
 
 
 class Scheme(Protocol):
@@ -298,18 +303,21 @@ def scheduled(scheme: Scheme, step: Step, plan: MessagePlan) -> Exchange:
     )
 
 
+def part_of(partition_bytes: float, payload_bytes: float) -> float:
+    """The fraction of a payload in one of the partitions that it is cut in."""
+    return min(1.0, partition_bytes / payload_bytes) if payload_bytes > 0 else 1.0
+
+
 def merge(fabric: Fabric, plans: Sequence[MessagePlan]) -> MessagePlan:
     """Several message plans as one, whose messages share the ports."""
-    methods: dict[str, str] = {}
     placements: dict[str, tuple[float, ...]] = {}
     notes: dict[str, None] = {}
     traffic = nothing(fabric)
     for plan in plans:
-        methods.update(plan.methods)
         placements.update(plan.placements)
         notes.update(dict.fromkeys(plan.notes))
         traffic = traffic + plan.traffic
-    return MessagePlan(tuple(m for p in plans for m in p.messages), traffic, methods, placements, tuple(notes))
+    return MessagePlan(tuple(m for p in plans for m in p.messages), traffic, placements, tuple(notes))
 
 
 def dense_note(step: Step) -> tuple[str, ...]:

@@ -33,13 +33,12 @@ from planner.exchange.collective_schemes import plan_recipe
 from planner.exchange.fabric import HOST_SUM_BYTE_PER_S, Fabric, Servers
 from planner.exchange.formulas import byteps_shares, wsp_period_s, wsp_staleness
 from planner.exchange.recipe import Content
-from planner.exchange.scheme import MEGABYTE, MessagePlan, Scheme, fuse, merge, pack
+from planner.exchange.scheme import MEGABYTE, Bucket, MessagePlan, Scheme, fuse, merge, pack
 from planner.exchange.servers import (
+    COLOCATED,
     SUMMED_ON_SERVERS,
     UPDATED_ON_SERVERS,
     Inside,
-    ParameterServers,
-    PushPull,
     ServerPlacement,
     ThroughServers,
     even,
@@ -93,9 +92,10 @@ class BytePS(ThroughServers):
         cpu_share, gpu_share = byteps_shares(machines, servers, ratio)
         return (gpu_share,) * machines + (cpu_share,) * servers
 
-    def pushes(self, fabric: Fabric, step: Step) -> list[PushPull]:
+    def pushes(self, fabric: Fabric, step: Step) -> list[Bucket]:
         """One message a tensor."""
-        return self.bucket_pushes(pack(step, 0.0), self.shares(fabric))
+        shares = self.shares(fabric)
+        return [dataclasses.replace(bucket, shares=shares) for bucket in pack(step, 0.0)]
 
     def ranks_at_card(self, fabric: Fabric) -> int:
         """As many as `card_ranks` says."""
@@ -124,14 +124,15 @@ class Herring(ThroughServers):
     key = method = "herring"
     recipe = SUMMED_ON_SERVERS
 
-    def pushes(self, fabric: Fabric, step: Step) -> list[PushPull]:
+    def pushes(self, fabric: Fabric, step: Step) -> list[Bucket]:
         """One message a buffer."""
-        return self.bucket_pushes(fuse(step, self.buffer_bytes), even(fabric, 0, len(fabric.machines)))
+        shares = even(fabric, 0, len(fabric.machines))
+        return [dataclasses.replace(buffer, shares=shares) for buffer in fuse(step, self.buffer_bytes)]
 
-    def plan_messages(self, fabric: Fabric, step: Step) -> MessagePlan:
-        """Push and pull each buffer; variables without bytes, which no buffer holds, are named too."""
+    def price(self, fabric: Fabric, step: Step) -> Exchange:
+        """The cost of the exchange of one step; variables without bytes, which no buffer holds, are named too."""
         methods = {v.name: self.method for v in step.variables}
-        return dataclasses.replace(ThroughServers.plan_messages(self, fabric, step), methods=methods)
+        return dataclasses.replace(Scheme.price(self, fabric, step), methods=methods)
 
 
 SCHEMES.register("herring", Herring())
@@ -168,7 +169,7 @@ class WaveSynchronous(ThroughServers):
         """Updates that weights lack, in mini-batches: of the virtual worker itself, and of all workers."""
         return wsp_staleness(step.micro_batches, self.clock_distance)
 
-    def pushes(self, fabric: Fabric, step: Step) -> tuple[PushPull, ...]:
+    def pushes(self, fabric: Fabric, step: Step) -> tuple[Bucket, ...]:
         """The pushes and pulls of one wave, in equal shards on all servers."""
         count = fabric.endpoints if self.placement is ShardPlacement.SPREAD else len(fabric.machines)
         return place_variables(fabric, step, self.recipe, 0, count, ServerPlacement.EVEN)
@@ -232,7 +233,7 @@ class Parallax(Scheme):
         """Buckets of dense gradients, and one message for each partition of a sparse one, on the same ports."""
         names = set(self.by_servers(step))
         dense = Step(tuple(v for v in step.variables if v.name not in names), step.backward_s)
-        servers = ParameterServers(partition_bytes=self.partition_bytes, efficiency=self.efficiency)
+        servers = dataclasses.replace(COLOCATED, partition_bytes=self.partition_bytes, efficiency=self.efficiency)
         return merge(
             fabric,
             [
@@ -241,24 +242,23 @@ class Parallax(Scheme):
             ],
         )
 
-    def _pieces(self, fabric: Fabric, step: Step, names: set[str]) -> list[PushPull]:
+    def _pieces(self, fabric: Fabric, step: Step, names: set[str]) -> list[Bucket]:
         """The partitions of the sparse variables, each on one machine: largest first, to the least loaded."""
         count = len(fabric.machines)
         pieces = self.partitions or count
         sparse = [v for v in step.arrivals() if v.name in names]
-        moved = [push_pull_bytes(self.sparse_recipe, v.sent) for v in sparse]
-        sizes = [sum(both) / pieces for both in moved for _ in range(pieces)]
-        machine_of = least_loaded(sizes, count)
+        sizes = [sum(push_pull_bytes(self.sparse_recipe, v.sent)) / pieces for v in sparse for _ in range(pieces)]
+        machine_of = iter(least_loaded(sizes, count))
         return [
-            PushPull(
+            Bucket(
                 (v.name,),
-                push / pieces,
-                pull / pieces,
+                v.sent.gradient_bytes / pieces,
                 step.ready_s(v),
-                even(fabric, machine_of[i * pieces + piece], 1),
+                v.sent.weight_bytes / pieces,
+                even(fabric, next(machine_of), 1),
             )
-            for i, (v, (push, pull)) in enumerate(zip(sparse, moved, strict=True))
-            for piece in range(pieces)
+            for v in sparse
+            for _ in range(pieces)
         ]
 
 

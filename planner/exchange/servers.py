@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import numpy as np
@@ -27,7 +27,7 @@ from planner.errors import UsageError
 from planner.exchange import SCHEMES
 from planner.exchange.fabric import HOST_SUM_BYTE_PER_S, Fabric, Traffic, nothing, push_traffic, rank_traffic
 from planner.exchange.recipe import Content, ElementBytes, ExchangeStep, Group, Recipe
-from planner.exchange.scheme import Bucket, Leg, Message, MessagePlan, Scheme, dense_note
+from planner.exchange.scheme import Bucket, Leg, Message, MessagePlan, Scheme, dense_note, part_of
 from planner.exchange.types import MemoryFactors, Step
 from planner.hardware import Collective, Terms, collective_terms, moved_bytes
 
@@ -178,30 +178,19 @@ UPDATED_ON_SERVERS = through_servers(Content.WEIGHTS, Group.SERVERS)
 """The servers hold the optimizer state and update the weights."""
 
 
-@dataclass(frozen=True, slots=True)
-class PushPull:
-    """One message to the servers and back; `shares[e]` of it goes to endpoint e, and the shares sum to 1."""
-
-    variables: tuple[str, ...]
-    push_bytes: float
-    pull_bytes: float
-    ready_s: float
-    shares: tuple[float, ...]
-
-
-def placements(sendings: Sequence[PushPull]) -> dict[str, tuple[float, ...]]:
+def placements(sendings: Sequence[Bucket]) -> dict[str, tuple[float, ...]]:
     """The servers of each variable: the mean of its pieces' shares, weighted by bytes (equally when all are empty)."""
-    pieces_of: dict[str, list[PushPull]] = {}
+    pieces_of: dict[str, list[Bucket]] = {}
     for s in sendings:
         for name in s.variables:
             pieces_of.setdefault(name, []).append(s)
     return {name: _mean(pieces) for name, pieces in pieces_of.items()}
 
 
-def _mean(pieces: list[PushPull]) -> tuple[float, ...]:
+def _mean(pieces: list[Bucket]) -> tuple[float, ...]:
     if all(p.shares == pieces[0].shares for p in pieces):
         return pieces[0].shares
-    weights = np.asarray([p.push_bytes for p in pieces])
+    weights = np.asarray([p.gradient_bytes for p in pieces])
     weights = weights / weights.sum() if weights.sum() > 0 else np.full(len(pieces), 1 / len(pieces))
     return tuple(float(x) for x in weights @ np.asarray([p.shares for p in pieces]))
 
@@ -234,10 +223,9 @@ def push_pull_bytes(recipe: Recipe, sizes: ElementBytes) -> tuple[float, float]:
 
 def place_variables(
     fabric: Fabric, step: Step, recipe: Recipe, first: int, count: int, placement: str
-) -> tuple[PushPull, ...]:
+) -> tuple[Bucket, ...]:
     """One message a variable to `count` servers, from endpoint `first` on, laid on them by `placement`."""
     arrivals = step.arrivals()
-    sizes = [push_pull_bytes(recipe, v.sent) for v in arrivals]
     if placement is ServerPlacement.EVEN:
         shares = [even(fabric, first, count)] * len(arrivals)
     else:
@@ -246,12 +234,12 @@ def place_variables(
         server = {v.name: number % count for v, number in zip(step.variables, numbers, strict=True)}
         shares = [even(fabric, first + server[v.name], 1) for v in arrivals]
     return tuple(
-        PushPull((v.name,), push, pull, step.ready_s(v), share)
-        for v, (push, pull), share in zip(arrivals, sizes, shares, strict=True)
+        Bucket((v.name,), v.sent.gradient_bytes, step.ready_s(v), v.sent.weight_bytes, share)
+        for v, share in zip(arrivals, shares, strict=True)
     )
 
 
-def fullest(sendings: Sequence[PushPull], step: Step) -> float:
+def fullest(sendings: Sequence[Bucket], step: Step) -> float:
     """The fraction of all weights on the fullest server."""
     total = sum(v.pulled_bytes for v in step.variables)
     if total == 0 or not sendings:
@@ -274,7 +262,7 @@ class ThroughServers(Scheme):
     sum_byte_per_s: float = HOST_SUM_BYTE_PER_S
 
     @abstractmethod
-    def pushes(self, fabric: Fabric, step: Step) -> Sequence[PushPull]:
+    def pushes(self, fabric: Fabric, step: Step) -> Sequence[Bucket]:
         """The messages to the servers and back."""
         ...
 
@@ -287,7 +275,7 @@ class ThroughServers(Scheme):
         plan = self.plan_pushes(fabric, self.pushes(fabric, step))
         return dataclasses.replace(plan, notes=dense_note(step)) if self.recipe is SUMMED_ON_SERVERS else plan
 
-    def plan_pushes(self, fabric: Fabric, sendings: Sequence[PushPull]) -> MessagePlan:
+    def plan_pushes(self, fabric: Fabric, sendings: Sequence[Bucket]) -> MessagePlan:
         """Messages of four legs: sum inside, push, pull, spread inside.
 
         O(messages + kinds * ports), where messages of one kind have equal sizes and shares.
@@ -298,53 +286,51 @@ class ThroughServers(Scheme):
         units = {shares: push_traffic(fabric, np.asarray(shares)) for shares in {s.shares for s in sendings}}
         messages = []
         for s in sendings:
-            kind = (s.shares, s.push_bytes, s.pull_bytes)
+            push, pull = push_pull_bytes(self.recipe, s)
+            kind = (s.shares, push, pull)
             if kind not in kinds:
-                kinds[kind] = self._legs(s, units[s.shares], inside)
+                kinds[kind] = self._legs(push, pull, units[s.shares], inside)
             pushed, pulled = totals.get(s.shares, (0.0, 0.0))
-            totals[s.shares] = (pushed + s.push_bytes, pulled + s.pull_bytes)
-            largest = max(s.push_bytes, s.pull_bytes)
-            chunk = min(1.0, self.partition_bytes / largest) if largest > 0 else 1.0
-            messages.append(Message(s.variables, self.method, s.push_bytes, s.ready_s, kinds[kind], chunk))
+            totals[s.shares] = (pushed + push, pulled + pull)
+            chunk = part_of(self.partition_bytes, max(push, pull))
+            messages.append(Message(s.variables, self.method, push, s.ready_s, kinds[kind], chunk))
         total = nothing(fabric)
         for shares, (pushed, pulled) in totals.items():
             there = units[shares] + inside.traffic
             total = total + there * pushed + there.turned() * pulled
-        methods = {v: self.method for s in sendings for v in s.variables}
-        return MessagePlan(tuple(messages), total, methods, placements(sendings))
+        return MessagePlan(tuple(messages), total, placements(sendings))
 
-    def _legs(self, s: PushPull, unit: Traffic, inside: MachineSum) -> tuple[Leg, ...]:
+    def _legs(self, push: float, pull: float, unit: Traffic, inside: MachineSum) -> tuple[Leg, ...]:
         """The legs of a message, without those that keep no port busy."""
-        before, after = inside.legs(s.push_bytes, s.pull_bytes)
+        before, after = inside.legs(push, pull)
         busy = (
-            (unit * s.push_bytes).busy_s(self.efficiency, self.sum_byte_per_s),
-            (unit.turned() * s.pull_bytes).busy_s(self.efficiency),
+            (unit * push).busy_s(self.efficiency, self.sum_byte_per_s),
+            (unit.turned() * pull).busy_s(self.efficiency),
         )
         across = (Leg(b, unit.fabric.network_latency_s) for b in busy)
         return tuple(leg for leg in (before, *across, after) if leg.busy_s.any())
 
-    def bucket_pushes(self, buckets: Sequence[Bucket], shares: tuple[float, ...]) -> list[PushPull]:
-        """One message a bucket, each cut in the same shares."""
-        return [PushPull(b.variables, *push_pull_bytes(self.recipe, b), b.ready_s, shares) for b in buckets]
-
 
 @dataclass(frozen=True, slots=True)
 class ParameterServers(ThroughServers):
-    """Servers that hold and update the weights, one on every machine of the group.
+    """Servers that hold and update the weights.
 
     Attributes:
+        key: its name.
+        separate: whether they are the servers of the fabric, or one on every machine of the group.
         placement: how variables are laid on the servers.
         partition_bytes: size of the pieces that are pushed and pulled at the same time.
         efficiency: the fraction of the network's achievable bandwidth that the transport reaches.
         sum_byte_per_s: rate at which a machine of the group sums what it receives.
     """
 
+    key: str
+    separate: bool = field()
     placement: ServerPlacement = ServerPlacement.EVEN
     partition_bytes: float = 4e6
     efficiency: float = 1.0
     sum_byte_per_s: float = HOST_SUM_BYTE_PER_S
 
-    key = "ps-colocated"
     recipe = UPDATED_ON_SERVERS
 
     def memory(self, fabric: Fabric, step: Step) -> MemoryFactors:
@@ -352,33 +338,21 @@ class ParameterServers(ThroughServers):
         fullest_part = fullest(self.pushes(fabric, step), step)
         return dataclasses.replace(Scheme.memory(self, fabric, step), server_optimizer=fullest_part)
 
-    def servers(self, fabric: Fabric) -> tuple[int, int]:
-        """First endpoint of the servers, and how many there are: all machines of the group."""
-        return 0, len(fabric.machines)
-
-    def pushes(self, fabric: Fabric, step: Step) -> tuple[PushPull, ...]:
-        """One message a variable; of a sparse one only the touched rows."""
-        return place_variables(fabric, step, self.recipe, *self.servers(fabric), self.placement)
-
-
-SCHEMES.register("ps-colocated", ParameterServers())
-
-
-@dataclass(frozen=True, slots=True)
-class SeparateServers(ParameterServers):
-    """The servers of the fabric hold the weights."""
-
-    key = "ps-separate"
-
     def supports(self, fabric: Fabric) -> str:
-        """Requires a fabric with servers, which have a rate of their own."""
+        """Separate ones need a fabric with servers, which have a rate of their own."""
+        if not self.separate:
+            return ""
         if self.sum_byte_per_s != HOST_SUM_BYTE_PER_S:
             return "separate parameter servers sum at the rate of the fabric's servers, not at sum_byte_per_s"
         return "" if fabric.servers.count else "separate parameter servers need servers beside the group"
 
-    def servers(self, fabric: Fabric) -> tuple[int, int]:
-        """The servers of the fabric."""
-        return len(fabric.machines), fabric.servers.count
+    def pushes(self, fabric: Fabric, step: Step) -> tuple[Bucket, ...]:
+        """One message a variable; of a sparse one only the touched rows."""
+        machines = len(fabric.machines)
+        first, count = (machines, fabric.servers.count) if self.separate else (0, machines)
+        return place_variables(fabric, step, self.recipe, first, count, self.placement)
 
 
-SCHEMES.register("ps-separate", SeparateServers())
+COLOCATED = ParameterServers("ps-colocated", separate=False)
+SCHEMES.register("ps-colocated", COLOCATED)
+SCHEMES.register("ps-separate", ParameterServers("ps-separate", separate=True))

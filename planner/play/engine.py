@@ -75,22 +75,13 @@ def _durations(program: Program, times: StageTimes, conditions: Conditions) -> n
         of_kind = kind == code
         duration[of_kind] = seconds[stage[of_kind]]
     if program.work.parts > 1:
-        duration *= _part_shares(program, conditions.part_share)
+        duration *= np.where(program.part >= 0, 1.0 / program.work.parts, 1.0)
     if conditions.slowdown:
         duration *= np.asarray(conditions.slowdown, float)[program.worker]
     return duration
 
 
-def _part_shares(program: Program, given: tuple[float, ...]) -> np.ndarray:
-    """float64 [actions], the fraction of a micro-batch that an action works on."""
-    parts = program.work.parts
-    if given and len(given) != parts:
-        raise PlanError(f"{len(given)} shares for {parts} parts of a micro-batch", hint="give one share for each part")
-    shares = np.asarray(given, float) if given else np.full(parts, 1.0 / parts)
-    return np.where(program.part >= 0, shares[np.maximum(program.part, 0)], 1.0)
-
-
-def _boundary_s(program: Program, times: StageTimes, conditions: Conditions) -> tuple[np.ndarray, np.ndarray]:
+def _boundary_s(program: Program, times: StageTimes) -> tuple[np.ndarray, np.ndarray]:
     """(seconds to transfer each action's input, seconds to transfer its gradient output); 0 within one worker."""
     source = program.source
     crossing = (source >= 0) & (program.worker[source] != program.worker)
@@ -99,8 +90,7 @@ def _boundary_s(program: Program, times: StageTimes, conditions: Conditions) -> 
     gradient = crossing & ~activations
     incoming = np.where(forward, times.receive_s[program.stage], 0.0)
     incoming[gradient] = times.return_s[program.stage[gradient] + 1]
-    if program.work.parts > 1:
-        incoming *= _part_shares(program, conditions.part_share)
+    incoming *= np.where(program.part >= 0, 1.0 / program.work.parts, 1.0)
     outgoing = np.zeros(len(source))
     outgoing[source[gradient]] = incoming[gradient]
     return incoming, outgoing
@@ -113,7 +103,7 @@ class _Play:
         self._program, self._times = program, times
         self._duration = _durations(program, times, conditions)
         count = len(program.kind)
-        incoming, outgoing = _boundary_s(program, times, conditions)
+        incoming, outgoing = _boundary_s(program, times)
         self._link, self._lag, self._links = np.full(count, -1, np.int64), np.zeros(count), 0
         self._receivers = np.flatnonzero((program.source >= 0) & (incoming > 0))
         if conditions.transfers is Transfers.BLOCKING:
@@ -126,7 +116,7 @@ class _Play:
             pairs = program.worker[producers] * program.workers + program.worker[self._receivers]
             names, self._link[producers] = np.unique(pairs, return_inverse=True)
             self._lag[producers], self._links = incoming[self._receivers], len(names)
-        self._exchanges = _Exchanges(program, times, conditions.sync_overlap)
+        self._exchanges = _Exchanges(program, times)
         self._pair_overlap = conditions.pair_overlap
         self._copy_free, self._link_free = [0.0] * program.workers, [0.0] * self._links
         self._list_columns()
@@ -255,7 +245,7 @@ class _Play:
 class _Exchanges:
     """Collectives: they begin when the last member has arrived; only the part not hidden behind work takes time."""
 
-    def __init__(self, program: Program, times: StageTimes, sync_overlap: float) -> None:
+    def __init__(self, program: Program, times: StageTimes) -> None:
         self._program = program
         self._members: dict[int, list[int]] = {}
         arrives, _, _ = exchanges(program)
@@ -268,7 +258,6 @@ class _Exchanges:
         self._busy = [0.0] * program.workers
         self._first = program.offsets[:-1][program.lane]
         self._sync_s = times.sync_s
-        self._exposed_s = np.maximum(times.sync_s - sync_overlap * times.backward_s, 0.0)
 
     def play(self, action: int, ready: float, ends: list[float]) -> tuple[float, float]:
         """(start, end) of a SYNC or LAUNCH_SYNC on its lane: the part of the collective that the lane waits for."""
@@ -286,7 +275,7 @@ class _Exchanges:
         members = self._members[exchange]
         last_arrival = max((ends[m - 1] for m in members if m > self._first[m]), default=0.0)
         if exchange not in self._launched:
-            return last_arrival, last_arrival + float(self._exposed_s[stage])
+            return last_arrival, last_arrival + float(self._sync_s[stage])
         workers = {int(self._program.worker[m]) for m in members}
         begin = max(last_arrival, *(self._busy[w] for w in workers))
         finish = begin + float(self._sync_s[stage])

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
-from planner.errors import PlanError
-from planner.memory import fits
 from planner.play.times import Trace
 from planner.schedules.program import Code, Program, version_use
-from planner.units import format_bytes, format_seconds
 
 _NONE = np.zeros(0)
 
@@ -119,69 +115,31 @@ def memory_curve(trace: Trace, worker: int, sizes: StageBytes) -> MemoryCurve:
     )
 
 
-def check_capacity(
-    trace: Trace, sizes: StageBytes | None, capacity_bytes: float | Sequence[float] | np.ndarray | None
-) -> None:
-    """Refuse a simulation in which a worker holds more than its device has.
-
-    Args:
-        trace: what was simulated.
-        sizes: memory by stage.
-        capacity_bytes: by worker, or one number for all; None for no limit.
-
-    Raises:
-        PlanError: names the first moment, the worker, the action and the excess; or there is a limit, but no sizes.
-    """
-    if capacity_bytes is None:
-        return
-    if sizes is None:
-        raise PlanError("a capacity is given but not what the stages hold", hint="give `sizes` too")
-    capacity_bytes = np.broadcast_to(np.asarray(capacity_bytes, float), (trace.program.workers,))
-    first: tuple[float, int, float, int] | None = None
-    for worker in range(trace.program.workers):
-        curve = memory_curve(trace, worker, sizes)
-        over = np.flatnonzero(~fits(curve.held_bytes, capacity_bytes[worker]))
-        if len(over) and (first is None or curve.time_s[over[0]] < first[0]):
-            at = int(over[0])
-            first = float(curve.time_s[at]), worker, float(curve.held_bytes[at]), int(curve.action[at])
-    if first is None:
-        return
-    time_s, worker, held, action = first
-    moment = f"when {trace.program.label(action)} runs" if action >= 0 else "from the start"
-    raise PlanError(
-        f"worker {worker} holds {format_bytes(held)} of {format_bytes(float(capacity_bytes[worker]))} after "
-        f"{format_seconds(time_s)}, {moment}",
-        where=f"worker {worker}",
-        hint="keep fewer micro-batches, recompute, or cut the model into more stages",
-    )
-
-
 def held_units(trace: Trace) -> np.ndarray:
     """int64 [workers], most units (micro-batches, chunks, parts) that a worker keeps at the same time; O(actions)."""
     count = trace.program.stages
     ones, none = np.ones(count), np.zeros(count)
     changes = _activations(trace, StageBytes(none, ones, none, none), whole=True)
     changes = changes.sorted()
-    peaks = np.zeros(trace.program.workers)
-    total = np.cumsum(changes.amount)
-    first = np.searchsorted(changes.worker, np.arange(trace.program.workers))
-    before = np.concatenate([[0.0], total])[first]
-    np.maximum.at(peaks, changes.worker, total - before[changes.worker])
-    return np.rint(peaks).astype(np.int64)
+    return np.asarray(np.rint(_peaks(changes.worker, changes.amount, trace.program.workers)), np.int64)
 
 
 def peak_in_flight(program: Program) -> np.ndarray:
     """int64 [workers, stages], most units of a stage that a worker keeps along its order; O(actions log actions)."""
     taken, given = program.of(Code.FORWARD, Code.LOAD), program.of(Code.BACKWARD, Code.WEIGHT_GRAD, Code.EVICT)
-    change = taken.astype(int) - given
     place = program.worker * program.stages + program.stage
     order = np.argsort(place, kind="stable")
-    total = np.cumsum(change[order])
-    first = np.searchsorted(place[order], np.arange(program.workers * program.stages))
-    before = np.concatenate([[0], total])[np.minimum(first, len(total))]
-    peaks = np.zeros(program.workers * program.stages, np.int64)
-    np.maximum.at(peaks, place[order], total - before[place[order]])
+    peaks = _peaks(place[order], (taken.astype(np.int64) - given)[order], program.workers * program.stages)
     return peaks.reshape(program.workers, program.stages)
+
+
+def _peaks(place: np.ndarray, change: np.ndarray, count: int) -> np.ndarray:
+    """[count] highest sum of the changes so far at each place, at least 0; the changes are sorted by place."""
+    total = np.cumsum(change)
+    before = np.concatenate([np.zeros(1, total.dtype), total])[np.searchsorted(place, np.arange(count))]
+    peaks = np.zeros(count, total.dtype)
+    np.maximum.at(peaks, place, total - before[place])
+    return peaks
 
 
 def _activations(trace: Trace, sizes: StageBytes, *, whole: bool = False) -> _Changes:

@@ -103,16 +103,12 @@ class Conditions:
 
     Attributes:
         transfers: what a transfer between stages occupies.
-        sync_overlap: fraction of a stage's last backward behind which its SYNC can hide (0 to 1).
         pair_overlap: fraction of the shorter of a paired forward and backward that costs nothing (0 to 1).
-        part_share: by sub-sequence, its share of a micro-batch's time; empty: equal shares.
         slowdown: by worker, factor on all its computation; empty: 1.
     """
 
     transfers: Transfers = Transfers.BLOCKING
-    sync_overlap: float = 0.0
     pair_overlap: float = 0.0
-    part_share: tuple[float, ...] = ()
     slowdown: tuple[float, ...] = ()
 
 
@@ -164,10 +160,6 @@ class Trace:
             seconds = seconds / 2
         occupied = np.bincount(self.program.worker, seconds, self.program.workers)
         return np.asarray(np.maximum(occupied - self.compute_s(), 0.0))
-
-    def idle_s(self) -> np.ndarray:
-        """[workers] seconds of waiting, up to the end of the iteration."""
-        return np.asarray(np.maximum(self.makespan_s - self.compute_s() - self.communication_s(), 0.0))
 
     def span_s(self) -> float:
         """Longest time from a worker's first start to its last end: the time of overlapping iterations."""

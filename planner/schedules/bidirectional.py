@@ -19,18 +19,18 @@ DualPipe and DualPipeV: two directions in eight phases, with paired forwards and
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import accumulate
 from typing import Any, ClassVar, Protocol
 
 from planner.schedules import SCHEDULES
 from planner.schedules.chunks import ChunkedSchedule
-from planner.schedules.critical_chains import Flow, PassSeconds
-from planner.schedules.orders import Task, admission, list_schedule
+from planner.schedules.critical_chains import PassSeconds
+from planner.schedules.orders import Order, Task, admission, list_schedule, waits
 from planner.schedules.schedule import Schedule, single
-from planner.schedules.types import Action, ActionKind, ActivationUnit, Facts, Pipeline
+from planner.schedules.types import Action, ActionKind, Facts, Pipeline
 
 _SLOTS = 2
 """Slots of a micro-batch on a worker: one forward and one backward."""
@@ -59,18 +59,14 @@ class OpposedPipelines:
         return shifted if line % 2 == 0 else self.workers - 1 - shifted
 
 
-Order = Sequence[tuple[int, Action]]
-"""(slot, action) of one worker."""
-
-
-def slotted(lines: OpposedPipelines, entries: Iterable[tuple[int, int]]) -> Sequence[Order]:
+def slotted(lines: OpposedPipelines, entries: Iterable[tuple[int, int]]) -> list[Order]:
     """The order of each worker if micro-batches pass their pipelines a slot a stage, and back at once; O(actions).
 
     Args:
         lines: the pipelines.
         entries: for each micro-batch its pipeline, and the slot in which it enters.
     """
-    orders: list[list[tuple[int, Action]]] = [[] for _ in range(lines.workers)]
+    orders: list[Order] = [[] for _ in range(lines.workers)]
     for m, (line, start) in enumerate(entries):
         for stage in range(lines.workers):
             order = orders[lines.worker(line, stage)]
@@ -110,27 +106,26 @@ def doubled(lines: OpposedPipelines, units: int, halves: bool) -> list[list[Acti
     before second ones, later stages before earlier ones. A pipeline admits a unit while fewer than D / 2f are under way
     in it.
     """
-    depth = lines.workers
-    forward, backward = ActionKind.FORWARD, ActionKind.BACKWARD
-    tasks = []
+    depth, forward = lines.workers, ActionKind.FORWARD
+    tasks: list[Task] = []
     for unit in range(units):
         line = unit % lines.count
         for stage in range(depth):
-            worker, forward_action = lines.worker(line, stage), Action(forward, stage, unit)
-            before = Action(forward, stage - 1, unit) if stage else Action(forward, 0, unit - lines.count)
-            tasks.append(Task(forward_action, worker, (0, unit, -stage), (before,)))
+            worker = lines.worker(line, stage)
+            tasks.append((Action(forward, stage, unit), worker, (0, unit, -stage)))
             for half in (0, 1):
                 urgency = (1, unit // lines.count, half, -stage, unit)
-                needs = (forward_action, Action(backward, stage + 1, unit, half))
-                tasks.append(Task(Action(backward, stage, unit, half), worker, urgency, needs))
+                tasks.append((Action(ActionKind.BACKWARD, stage, unit, half), worker, urgency))
 
     def members(action: Action) -> Iterator[Action]:
         for half in (0, 1) if action.kind is forward else (action.part,):
             m, part = (action.micro_batch, half) if halves else (2 * action.micro_batch + half, -1)
             yield Action(action.kind, action.stage, m, part, paired=action.kind is forward and half == 1)
 
-    orders = list_schedule(tasks, depth, *admission(lines.count, max(depth // lines.count, 1)))
-    return [[member for action in order for member in members(action)] for order in orders]
+    orders = list_schedule(
+        tasks, waits(tasks, lines.count), *admission(tasks, lines.count, max(depth // lines.count, 1))
+    )
+    return [[member for _, action in order for member in members(action)] for order in orders]
 
 
 class BidirectionalSchedule(Schedule, Protocol):
@@ -246,11 +241,6 @@ class Chimera(BidirectionalSchedule):
         "F <= B and (m <= p or m % p == 0)",
     )
 
-    @property
-    def activation_unit(self) -> ActivationUnit:
-        """Half a micro-batch if backwards are halved."""
-        return ActivationUnit.SUB_SEQUENCE if self.over is Over.HALVE else ActivationUnit.MICRO_BATCH
-
     def refuses(self, pipeline: Pipeline) -> str:
         """Refuses odd numbers of stages, pairs that do not divide half of it, odd numbers of doubled micro-batches."""
         if pipeline.stages % 2:
@@ -271,13 +261,10 @@ class Chimera(BidirectionalSchedule):
         """2 if backwards are halved, else 1."""
         return 2 if self.over is Over.HALVE else 1
 
-    def options(self, *, recompute: bool) -> Iterable[dict[str, Any]]:
-        """1, 2 and 4 pairs; doubled forwards if stages recompute, so that each keeps little."""
-        return ({}, {"pairs": 2}, {"pairs": 4}, *([{"over": Over.DOUBLE}] if recompute else []))
-
-    def worthwhile(self, workers: int, micro_batches: int) -> bool:
-        """Doubling differs only with more micro-batches than stages."""
-        return self.over is Over.CONCAT or micro_batches > workers
+    def options(self, workers: int, micro_batches: int, *, recompute: bool) -> Iterable[dict[str, Any]]:
+        """1, 2 and 4 pairs; doubled forwards if stages recompute, so that each keeps little, and are outnumbered."""
+        doubled = [{"over": Over.DOUBLE}] if recompute and micro_batches > workers else []
+        return ({}, {"pairs": 2}, {"pairs": 4}, *doubled)
 
     def lines(self, pipeline: Pipeline) -> OpposedPipelines:
         """2f pipelines."""
@@ -307,10 +294,10 @@ class Chimera(BidirectionalSchedule):
         choice = {"doubled": int(self.over is Over.DOUBLE), "halved": int(self.over is Over.HALVE)}
         return {**BidirectionalSchedule.terms(self, pipeline), **choice}
 
-    def flow(self, pipeline: Pipeline) -> Flow:
-        """Two micro-batches per forward step if doubled, half a micro-batch per backward step if halved."""
-        double, flow = 1 + (self.over is Over.DOUBLE), BidirectionalSchedule.flow(self, pipeline)
-        return replace(flow, forward_step=double, backward_step=1 / self.parts)
+    @property
+    def forward_step(self) -> float:
+        """Two if doubled."""
+        return 1 + (self.over is Over.DOUBLE)
 
     def worker_orders(self, pipeline: Pipeline) -> Iterable[Iterable[Action]]:
         """The orders of all workers; each holder of a stage runs it for other micro-batches."""
@@ -335,11 +322,7 @@ class Chimera(BidirectionalSchedule):
 SCHEDULES.register("chimera", Chimera())
 
 
-MicroBatchOf = Callable[[int, int], tuple[int, int]]
-"""(direction, k) to the stage and number of the direction's k-th micro-batch."""
-
-
-def dual_worker(near: int, half: int, share: int, place: MicroBatchOf) -> Iterator[Action]:
+def dual_worker(near: int, half: int, directions: Sequence[tuple[int, range]]) -> Iterator[Action]:
     """The actions of one worker, phase by phase: so often these words.
 
     A word is F, B or I (forward, whole backward, input gradient) of the next micro-batch of a direction, `+` if it is
@@ -349,10 +332,9 @@ def dual_worker(near: int, half: int, share: int, place: MicroBatchOf) -> Iterat
     Args:
         near: number of workers between it and the middle, where the directions meet.
         half: number of workers from one end to the middle.
-        share: number of micro-batches of each direction.
-        place: stage and number of a direction's k-th micro-batch.
+        directions: stage and micro-batches of each direction.
     """
-    outer = half - near
+    outer, share = half - near, len(directions[0][1])
     pairs, first, whole = share - 2 * half + outer, int(near == 0), outer // 2
     phases = (
         (2 * near, "F0"),
@@ -374,7 +356,8 @@ def dual_worker(near: int, half: int, share: int, place: MicroBatchOf) -> Iterat
             yield postponed.pop(0)._replace(kind=ActionKind.WEIGHT_GRAD)
             continue
         kind, direction = ActionKind(word[0]), int(word[1])
-        stage, m = place(direction, done[kind is ActionKind.FORWARD, direction])
+        stage, micro_batches = directions[direction]
+        m = micro_batches[done[kind is ActionKind.FORWARD, direction]]
         done[kind is ActionKind.FORWARD, direction] += 1
         action = Action(kind, stage, m, paired=word.endswith("+"))
         postponed += [action] if kind is ActionKind.INPUT_GRAD else []
@@ -412,19 +395,12 @@ class DualPipe(BidirectionalSchedule):
 
     def worker_orders(self, pipeline: Pipeline) -> Iterable[Iterable[Action]]:
         """Eight phases; even micro-batches go down, odd ones up."""
-        depth, half = pipeline.stages, pipeline.stages // 2
-
-        def worker(w: int) -> Iterable[Action]:
-            mirrored = w >= half
-
-            def place(direction: int, k: int) -> tuple[int, int]:
-                up = (direction == 1) != mirrored
-                return (depth - 1 - w if up else w), 2 * k + up
-
-            near = half - 1 - min(w, depth - 1 - w)
-            return dual_worker(near, half, pipeline.micro_batches // 2, place)
-
-        return map(worker, range(depth))
+        last, half = pipeline.stages - 1, pipeline.stages // 2
+        even, odd = (range(first, pipeline.micro_batches, 2) for first in (0, 1))
+        for worker in range(pipeline.stages):
+            directions = [(worker, even), (last - worker, odd)]
+            near = half - 1 - min(worker, last - worker)
+            yield dual_worker(near, half, directions if worker < half else directions[::-1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -454,15 +430,10 @@ class DualPipeV(ChunkedSchedule):
 
     def worker_orders(self, pipeline: Pipeline) -> Iterable[Iterable[Action]]:
         """Eight phases."""
-        last, workers = pipeline.stages - 1, pipeline.stages // 2
-
-        def worker(w: int) -> Iterable[Action]:
-            def place(direction: int, k: int) -> tuple[int, int]:
-                return (last - w if direction else w), k
-
-            return dual_worker(workers - 1 - w, workers, pipeline.micro_batches, place)
-
-        return map(worker, range(workers))
+        workers, every = pipeline.stages // 2, range(pipeline.micro_batches)
+        for worker in range(workers):
+            directions = [(worker, every), (pipeline.stages - 1 - worker, every)]
+            yield dual_worker(workers - 1 - worker, workers, directions)
 
 
 SCHEDULES.register("dualpipe", DualPipe())

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
 from planner.schedules import SCHEDULES
-from planner.schedules.critical_chains import Flow
-from planner.schedules.orders import Task, admission, in_turn, list_schedule
+from planner.schedules.orders import admission, in_turn, list_schedule, unslotted, waits
 from planner.schedules.schedule import Schedule, single
 from planner.schedules.types import Action, ActionKind, ActivationUnit, Facts, Pipeline, Work
 
@@ -76,7 +75,7 @@ class Interleaved(ChunkedSchedule):
         """As many as are named, also beyond those that are worth trying."""
         return replace(self, chunks=chunks) if chunks > 1 else None
 
-    def options(self, *, recompute: bool) -> Iterable[dict[str, Any]]:
+    def options(self, workers: int, micro_batches: int, *, recompute: bool) -> Iterable[dict[str, Any]]:
         """2 to 20 chunks."""
         return ({"chunks": count} for count in range(2, _MAX_CHUNKS + 1))
 
@@ -158,24 +157,20 @@ class Hanayo(ChunkedSchedule):
         """2W."""
         return 2 * self.waves
 
-    def options(self, *, recompute: bool) -> Iterable[dict[str, Any]]:
+    def options(self, workers: int, micro_batches: int, *, recompute: bool) -> Iterable[dict[str, Any]]:
         """1, 2 and 4 waves."""
         return ({}, {"waves": 2}, {"waves": 4})
 
     def worker_orders(self, pipeline: Pipeline) -> Iterable[Iterable[Action]]:
         """List schedule: backwards before forwards, later chunks before earlier ones."""
         workers = pipeline.stages // (2 * self.waves)
-        forward, backward = ActionKind.FORWARD, ActionKind.BACKWARD
-        tasks = []
-        for m in range(pipeline.micro_batches):
-            for c in range(pipeline.stages):
-                worker, forward_action = self.worker_of(c, workers), Action(forward, c, m)
-                before = Action(forward, c - 1, m) if c else Action(forward, 0, m - 1)
-                tasks.append(Task(forward_action, worker, (1, -c, m), (before,)))
-                tasks.append(
-                    Task(Action(backward, c, m), worker, (0, -c, m), (forward_action, Action(backward, c + 1, m)))
-                )
-        return list_schedule(tasks, workers, *admission(1, workers))
+        tasks = [
+            (Action(kind, chunk, m), self.worker_of(chunk, workers), (urgency, -chunk, m))
+            for m in range(pipeline.micro_batches)
+            for chunk in range(pipeline.stages)
+            for urgency, kind in enumerate((ActionKind.BACKWARD, ActionKind.FORWARD))
+        ]
+        return unslotted(list_schedule(tasks, waits(tasks), *admission(tasks, 1, workers)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +198,7 @@ class Seq1F1B(Schedule):
         """Refuses fewer than one sub-sequence."""
         return "" if self.splits >= 1 else f"{self.splits} sub-sequences make no micro-batch"
 
-    def options(self, *, recompute: bool) -> Iterable[dict[str, Any]]:
+    def options(self, workers: int, micro_batches: int, *, recompute: bool) -> Iterable[dict[str, Any]]:
         """2, 4 and 8 sub-sequences."""
         return ({}, {"splits": 4}, {"splits": 8})
 
@@ -211,10 +206,6 @@ class Seq1F1B(Schedule):
     def parts(self) -> int:
         """k."""
         return self.splits
-
-    def flow(self, pipeline: Pipeline) -> Flow:
-        """One sub-sequence per step."""
-        return replace(Schedule.flow(self, pipeline), forward_step=1 / self.splits, backward_step=1 / self.splits)
 
     def worker_orders(self, pipeline: Pipeline) -> Iterable[Iterable[Action]]:
         """Warm-up, alternation and drain of each stage."""

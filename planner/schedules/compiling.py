@@ -214,7 +214,9 @@ def link(program: Program) -> None:
     unit = program.unit
     width = max(int(unit[compute].max(initial=0)) + 1, 1)
     key = np.where(compute, program.stage * width + unit, 0)
-    tables = _tables(program, key, program.stages * width)
+    tables: _Tables = {
+        role: _table(program, program.of(*kinds), key, program.stages * width) for role, kinds in _ROLES.items()
+    }
     _link_neighbours(program, tables, key, width)
     _link_own_stage(program, tables, key)
     _check_transfers(program, tables, key, width)
@@ -228,15 +230,6 @@ def link(program: Program) -> None:
     lonely = first[program.paired[first]]
     if len(lonely):
         raise program.error(int(lonely[0]), "the first action of an order is paired with none", "remove its '+'")
-
-
-def _tables(program: Program, key: np.ndarray, size: int) -> _Tables:
-    present = np.bincount(program.kind, minlength=Code.LAUNCH_SYNC + 1)
-    nothing = np.full(size, -1, np.int64)
-    return {
-        role: _table(program, program.of(*kinds), key, size) if present[list(kinds)].any() else nothing
-        for role, kinds in _ROLES.items()
-    }
 
 
 def _table(program: Program, chosen: np.ndarray, key: np.ndarray, size: int) -> np.ndarray:

@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from planner.schedules.schedule import Schedule
+    from planner.schedules.types import Pipeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,93 +30,56 @@ class PassSeconds:
     tail: Sequence[float]
     transfer: Sequence[float]
 
-    @staticmethod
-    def of(
-        forward_s: Sequence[float],
-        backward_s: Sequence[float],
-        tail_s: Sequence[float],
-        weight_grad_s: Sequence[float] = (),
-        transfer_s: Sequence[float] = (),
-        *,
-        split: bool = False,
-    ) -> PassSeconds:
-        """From whole backwards; if `split`, weight gradients are separate actions (by default half of the backward)."""
-        nothing = [0.0] * len(backward_s)
-        weight = (weight_grad_s or [b / 2 for b in backward_s]) if split else nothing
-        gradient = [b - w for b, w in zip(backward_s, weight, strict=True)]
-        return PassSeconds(forward_s, gradient, weight, tail_s, transfer_s or nothing)
 
-
-@dataclass(frozen=True, slots=True)
-class Flow:
-    """How micro-batches flow through the workers of a schedule.
-
-    Attributes:
-        placement, workload: by worker its stages, and its number of micro-batches of each.
-        forward_step, backward_step: fraction of a micro-batch after whose forward (backward) the next stage continues.
-        deferred: by worker, most weight gradients left when its last input gradient is done; empty for none.
-        launches: exchanges may overlap with work, so that only the exchange of one stage counts.
-        spans: an iteration of a worker is counted from its own first action.
-        early: recomputation runs before the gradient arrives, so that the drain has no bound.
-    """
-
-    placement: Sequence[Sequence[int]]
-    workload: Sequence[Sequence[int]]
-    forward_step: float = 1.0
-    backward_step: float = 1.0
-    deferred: Sequence[int] = ()
-    launches: bool = False
-    spans: bool = False
-    early: bool = False
-
-
-def busiest_chain_s(flow: Flow, times: PassSeconds) -> float:
+def busiest_chain_s(schedule: Schedule, pipeline: Pipeline, times: PassSeconds) -> float:
     """Longest chain through one worker: fill, its work, and its last gradient's path to the first stage.
 
     A worker begins with the forward of its first stage, after the forwards of all stages before. Its last gradient
     passes back through these stages. With a split backward it may postpone as many weight gradients as its memory
     holds; the chain then ends with the weight gradient of the stage where it ends. The worker where a chain ends
-    exchanges and updates all its stages one after the other. O(stages * holders).
+    exchanges and updates all its stages one after the other. An iteration of a schedule that never drains, or whose
+    workers count their own iterations (`spans`), is counted from a worker's own first action. O(stages * holders).
     """
-    fill = [0.0, *accumulate(f * flow.forward_step for f in times.forward)]
-    after = _after(flow, times)
+    fill = [0.0, *accumulate(f * schedule.forward_step for f in times.forward)]
+    placement = schedule.placement(pipeline)
+    after = _after(schedule, placement, times)
     longest = 0.0
-    for worker, (stages, counts) in enumerate(zip(flow.placement, flow.workload, strict=True)):
+    for stages, counts in zip(placement, schedule.workload(pipeline), strict=True):
         if not stages:
             continue
         begin, longest_weight_s = fill[stages[0]], max(times.weight[s] for s in stages)
         pairs = list(zip(stages, counts, strict=True))
         passes = sum(n * (times.forward[s] + times.gradient[s]) for s, n in pairs)
         weights = sum(n * times.weight[s] for s, n in pairs)
-        work_s = passes + weights + _tail(flow, times, stages)
-        longest = max(longest, work_s if flow.spans else begin + work_s)
-        if stages[0] and not flow.early:
-            postponed_s = flow.deferred[worker] * longest_weight_s if flow.deferred else 0.0
+        work_s = passes + weights + _tail(schedule, times, stages)
+        longest = max(longest, begin + work_s if schedule.drains and not schedule.spans else work_s)
+        if stages[0] and schedule.drains and not schedule.early:
+            postponed_s = schedule.deferred(pipeline) * longest_weight_s
             longest = max(longest, begin + passes + max(weights - postponed_s, 0.0) + after[stages[0]])
     return longest
 
 
-def _tail(flow: Flow, times: PassSeconds, stages: Sequence[int]) -> float:
+def _tail(schedule: Schedule, times: PassSeconds, stages: Sequence[int]) -> float:
     """Least exchange and update time of a worker with these stages after its last gradient."""
     tails = [times.tail[s] for s in stages]
-    return min(tails) if flow.launches else sum(tails)
+    return min(tails) if schedule.launches else sum(tails)
 
 
-def _after(flow: Flow, times: PassSeconds) -> list[float]:
+def _after(schedule: Schedule, placement: Sequence[Sequence[int]], times: PassSeconds) -> list[float]:
     """By stage, least time from when its last gradient leaves for the stage before to the end of the iteration.
 
     If workers count their own iterations (`spans`), up to the end of the first stage's.
     """
     count = len(times.forward)
     tails = [float("inf")] * count
-    for stages in flow.placement:
+    for stages in placement:
         for stage in stages:
-            tails[stage] = min(tails[stage], times.tail[stage] if flow.launches else _tail(flow, times, stages))
+            tails[stage] = min(tails[stage], times.tail[stage] if schedule.launches else _tail(schedule, times, stages))
     after = [0.0] * count
     for stage in range(1, count):
         ends = times.weight[stage - 1] + tails[stage - 1]
-        beyond = after[stage - 1] if flow.spans and stage > 1 else max(after[stage - 1], ends)
-        after[stage] = times.gradient[stage - 1] * flow.backward_step + beyond
+        beyond = after[stage - 1] if schedule.spans and stage > 1 else max(after[stage - 1], ends)
+        after[stage] = times.gradient[stage - 1] * (1 / schedule.parts) + beyond
     return after
 
 

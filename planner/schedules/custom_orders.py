@@ -7,20 +7,18 @@ with gaps, exchanges before their gradients, gradients that no update applies.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from planner.errors import PlanError
 from planner.schedules.compiling import compile_orders
 from planner.schedules.critical_chains import PassSeconds
-from planner.schedules.held import HeldUnits, count_held
 from planner.schedules.program import Code, Program, peak_versions, staleness, version_use
 from planner.schedules.schedule import Schedule
-from planner.schedules.types import Action, ActionKind, ActivationUnit, Facts, OrderError, Pipeline, WeightPolicy, Work
+from planner.schedules.types import Action, ActionKind, Facts, OrderError, Pipeline, WeightPolicy, Work
 
 COUNTED = (ActionKind.SYNC, ActionKind.LAUNCH_SYNC, ActionKind.UPDATE)
 """Kinds whose `micro_batch` is the number of an exchange or update."""
@@ -35,44 +33,26 @@ class CustomOrders(Schedule):
     """A schedule given by its orders; made by `custom_schedule`.
 
     Attributes:
-        title: its name.
+        name: its name.
         orders: the actions of all lanes.
         program: the compiled orders.
-        weights: which versions of the weights its stages compute with.
+        weight_policy: `sync` if every stage updates once, after all of its gradients; else by the versions that are
+            read.
     """
 
-    title: str
+    name: str = field()
     orders: Work
     program: Program
-    weights: WeightPolicy
+    weight_policy: WeightPolicy = field()
 
     key = "custom"
+    drains = True
     facts = Facts(source="the user", kept="0", kept_bound=True, idle="0")
-
-    @property
-    def name(self) -> str:
-        """Its title."""
-        return self.title
-
-    @property
-    def weight_policy(self) -> WeightPolicy:
-        """`sync` if every stage updates once, after all of its gradients; else by the versions that are read."""
-        return self.weights
-
-    @property
-    def activation_unit(self) -> ActivationUnit:
-        """A micro-batch, or a sub-sequence if micro-batches have parts."""
-        return ActivationUnit.SUB_SEQUENCE if self.orders.parts > 1 else ActivationUnit.MICRO_BATCH
 
     @property
     def parts(self) -> int:
         """Sub-sequences of a micro-batch in the orders."""
         return self.orders.parts
-
-    @property
-    def drains(self) -> bool:
-        """True: the orders end with an empty pipeline, even if they read old weights."""
-        return True
 
     @property
     def launches(self) -> bool:
@@ -128,14 +108,14 @@ class CustomOrders(Schedule):
 
     def staleness(self, pipeline: Pipeline) -> tuple[int, ...]:
         """Counted along the orders."""
-        if self.weights.synchronous:
+        if self.weight_policy.synchronous:
             return (0,) * self.program.stages
         return tuple(int(most) for most in staleness(self.program).forward_most)
 
     def exchanges(self, pipeline: Pipeline) -> tuple[int, ...]:
         """Counted along the orders: a worker's launched exchanges, else its exchanges, else its updates."""
         exchanges = [0] * self.program.stages
-        for lane in by_worker(self.orders):
+        for lane in self.orders.by_worker():
             counts = Counter((action.stage, action.kind) for action in lane)
             for stage in {action.stage for action in lane}:
                 kinds = (counts[stage, k] for k in (ActionKind.LAUNCH_SYNC, ActionKind.SYNC, ActionKind.UPDATE))
@@ -148,7 +128,7 @@ class CustomOrders(Schedule):
 
     def counts(self, pipeline: Pipeline) -> tuple[dict[int, int], ...]:
         """Counted along the orders; parts of a micro-batch count once."""
-        passes = [{(a.stage, a.kind, a.micro_batch) for a in lane} for lane in by_worker(self.orders)]
+        passes = [{(a.stage, a.kind, a.micro_batch) for a in lane} for lane in self.orders.by_worker()]
         return tuple(
             {s: sum(k is ActionKind.FORWARD for at, k, _ in own if at == s) for s in sorted({at for at, _, _ in own})}
             for own in passes
@@ -160,10 +140,6 @@ class CustomOrders(Schedule):
         away = (program.source >= 0) & (program.worker[program.source] != program.worker) & program.of(Code.FORWARD)
         crossed = set(program.stage[away].tolist())
         return tuple(stage in crossed for stage in range(program.stages))
-
-    def peaks(self, pipeline: Pipeline) -> tuple[HeldUnits, ...]:
-        """Counted along the orders, lanes of a worker one after the other; O(actions)."""
-        return _counted(self, pipeline)
 
     def in_flight(self, pipeline: Pipeline) -> tuple[int, ...]:
         """The limits that the orders state, else counted."""
@@ -180,12 +156,6 @@ class CustomOrders(Schedule):
     def chain_s(self, pipeline: Pipeline, times: PassSeconds) -> float:
         """0: no chain of waits is known in closed form."""
         return 0.0
-
-
-@functools.lru_cache(maxsize=2)
-def _counted(schedule: CustomOrders, pipeline: Pipeline) -> tuple[HeldUnits, ...]:
-    """`CustomOrders.peaks`, cached."""
-    return count_held(by_worker(schedule.orders), schedule.placement(pipeline))
 
 
 def custom_schedule(work: Work, name: str = "custom") -> CustomOrders:
@@ -207,7 +177,7 @@ def _with_updates(work: Work) -> Work:
     """Add the missing exchange and update of each stage at the end of its worker, and drop exchange numbers."""
     lanes: list[list[Action]] = [[] for _ in work.lanes]
     last = dict(zip(work.lane_workers, lanes, strict=True))
-    for worker, actions in enumerate(by_worker(work)):
+    for worker, actions in enumerate(work.by_worker()):
         stages = sorted({a.stage for a in actions})
         synced = {a.stage for a in actions if a.kind is ActionKind.SYNC}
         updated = {a.stage for a in actions if a.kind is ActionKind.UPDATE}
@@ -293,7 +263,7 @@ def policy_of(work: Work) -> WeightPolicy:
         return WeightPolicy.SYNC
     if any(action.version >= 0 for action in _actions(work)):
         return WeightPolicy.STASH
-    for lane in by_worker(work):
+    for lane in work.by_worker():
         last_gradient: dict[int, int] = {a.stage: at for at, a in enumerate(lane) if a.kind in _ENDS}
         updates_of_stage: dict[int, list[int]] = {}
         for at, action in enumerate(lane):
@@ -304,14 +274,6 @@ def policy_of(work: Work) -> WeightPolicy:
         ):
             return WeightPolicy.NEWEST
     return WeightPolicy.SYNC
-
-
-def by_worker(work: Work) -> list[list[Action]]:
-    """The lanes of each worker, concatenated."""
-    lanes: list[list[Action]] = [[] for _ in range(max(work.lane_workers, default=-1) + 1)]
-    for worker, lane in zip(work.lane_workers, work.lanes, strict=True):
-        lanes[worker] += lane
-    return lanes
 
 
 def _actions(work: Work) -> Iterator[Action]:

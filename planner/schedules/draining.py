@@ -28,7 +28,7 @@ forward after the backward of m + n(i+1) - r(i+1) - n(i) < m. Each wait is for w
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import chain
 from typing import ClassVar, Protocol
@@ -37,9 +37,8 @@ import numpy as np
 
 from planner.errors import PlanError
 from planner.schedules import SCHEDULES
-from planner.schedules.critical_chains import Flow, PassSeconds, one_forward_one_backward_s
-from planner.schedules.held import HeldUnits
-from planner.schedules.orders import finish, in_turn, replicate
+from planner.schedules.critical_chains import PassSeconds, one_forward_one_backward_s
+from planner.schedules.orders import finish, in_turn, repeated
 from planner.schedules.schedule import Schedule, require, single
 from planner.schedules.types import Action, ActionKind, Facts, Pipeline, Work
 
@@ -103,10 +102,6 @@ class GPipe(Schedule):
             yield Action(ActionKind.BACKWARD, stage, m)
             if self.recompute and not self.early and stage:
                 yield Action(ActionKind.SEND_GRADIENT, stage, m)
-
-    def flow(self, pipeline: Pipeline) -> Flow:
-        """With `early`, all forwards may be recomputed before the last gradient arrives."""
-        return replace(Schedule.flow(self, pipeline), early=self.early)
 
     def chain_s(self, pipeline: Pipeline, times: PassSeconds) -> float:
         """Longest chain of waits; equal to the simulated time when all stages have equal replicas. O(stages).
@@ -345,7 +340,7 @@ class BaPipeFbp(Schedule):
             raise PlanError(f"{self.key} gives the order of one iteration, not {iterations}", hint="ask for one")
         require(self, pipeline)
         count = pipeline.replicas[0]
-        lanes = replicate(tuple(self.worker_orders(single(pipeline))), count)
+        lanes = repeated(tuple(self.worker_orders(single(pipeline))), count, pipeline.micro_batches, 1)
         return Work(
             lanes,
             workers=tuple(k // (2 * count) * count + k % count for k in range(len(lanes))),
@@ -383,6 +378,7 @@ class BPipe(OneForwardOneBackward):
 
     key = "bpipe"
     deals = False
+    shares_workers = True
     facts = Facts(
         source="Kim et al., ICML 2023",
         kept="min(m, p-i, ceil((p+2)/2))",
@@ -392,19 +388,9 @@ class BPipe(OneForwardOneBackward):
         """What each worker keeps of its own stage, without what it evicted."""
         return Schedule.in_flight(self, pipeline)
 
-    def peaks(self, pipeline: Pipeline) -> tuple[HeldUnits, ...]:
-        """Each worker's own units, and those that the mirrored worker evicts to it."""
-        units_without_eviction, own_units = OneForwardOneBackward.in_flight(self, pipeline), self.in_flight(pipeline)
-        peaks = []
-        for stage, _ in pipeline.workers():
-            other = pipeline.stages - 1 - stage
-            guest_units = units_without_eviction[other] - own_units[other]
-            peaks.append(
-                HeldUnits.of({stage: own_units[stage], other: guest_units}, 1)
-                if guest_units
-                else HeldUnits.of({stage: own_units[stage]})
-            )
-        return tuple(peaks)
+    def shortened(self, pipeline: Pipeline) -> Pipeline:
+        """As many micro-batches as the first stage would keep, and as many again that take their place."""
+        return Pipeline(pipeline.replicas, min(pipeline.micro_batches, 2 * pipeline.stages))
 
     def held(self, pipeline: Pipeline) -> tuple[int, ...]:
         """Peak units of each worker, those of its partner included."""

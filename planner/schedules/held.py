@@ -54,9 +54,9 @@ class HeldUnits:
     turning: np.ndarray = field(default_factory=lambda: _NOTHING)
 
     @staticmethod
-    def of(units: Mapping[int, int], guests: int = 0) -> HeldUnits:
-        """The units of a single moment, by stage; those of other workers last."""
-        return HeldUnits(tuple(units), np.array([list(units.values())], np.int64), guests)
+    def of(stage: int, units: int) -> HeldUnits:
+        """The units of a single stage at a single moment."""
+        return HeldUnits((stage,), np.array([[units]], np.int64))
 
     def most(self, unit_bytes: Sequence[float] | np.ndarray) -> float:
         """Peak bytes kept at the same time, given the bytes of a unit by stage."""

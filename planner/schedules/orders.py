@@ -7,8 +7,8 @@ equal length: each free worker takes the most urgent action that can run.
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TypeVar
 
@@ -33,126 +33,136 @@ def finish(stages: Sequence[int]) -> Iterator[Action]:
     yield from (Action(ActionKind.UPDATE, stage) for stage in stages)
 
 
-def replicate(orders: Sequence[Sequence[Action]], count: int) -> tuple[tuple[Action, ...], ...]:
-    """The orders for `count` replicas, micro-batches dealt round-robin; replicas of a lane are neighbours."""
-    if count == 1:
-        return tuple(tuple(order) for order in orders)
-    lane_of = {lane: lane for lane in range(len(orders))}
+def repeated(
+    orders: Sequence[Sequence[Action]], replicas: int, micro_batches: int, iterations: int
+) -> tuple[tuple[Action, ...], ...]:
+    """The orders for several replicas and iterations; replicas of a lane are neighbours.
+
+    Args:
+        orders: of one replica in one iteration.
+        replicas: replicas, to which micro-batches are dealt round-robin.
+        micro_batches: of one replica in one iteration.
+        iterations: iterations, whose micro-batches and exchanges are numbered on.
+    """
+    if replicas == iterations == 1:
+        return tuple(map(tuple, orders))
     return tuple(
         tuple(
             a._replace(
-                micro_batch=a.micro_batch * count + replica if _numbered(a) else a.micro_batch,
-                peer=lane_of[a.peer] * count + replica if a.peer >= 0 else -1,
+                micro_batch=(a.micro_batch + i * micro_batches) * replicas + replica,
+                peer=a.peer * replicas + replica if a.peer >= 0 else -1,
             )
-            for a in order
-        )
-        for order in orders
-        for replica in range(count)
-    )
-
-
-def follow_on(
-    orders: Sequence[Sequence[Action]], micro_batches: int, iterations: int
-) -> tuple[tuple[Action, ...], ...]:
-    """The orders of several iterations, with consecutive numbers of micro-batches and exchanges."""
-    if iterations == 1:
-        return tuple(tuple(order) for order in orders)
-    return tuple(
-        tuple(
-            a._replace(micro_batch=a.micro_batch + i * micro_batches if _numbered(a) else i)
+            if a.kind not in (ActionKind.SYNC, ActionKind.UPDATE, ActionKind.LAUNCH_SYNC)
+            else a._replace(micro_batch=i if iterations > 1 else -1)
             for i in range(iterations)
             for a in order
         )
         for order in orders
+        for replica in range(replicas)
     )
 
 
-def _numbered(action: Action) -> bool:
-    """True if the number of an action is that of a micro-batch."""
-    return action.kind not in (ActionKind.SYNC, ActionKind.UPDATE, ActionKind.LAUNCH_SYNC)
+Task = tuple[Action, int, tuple[int, ...]]
+"""An action of the list scheduler, its worker, and its urgency; lower tuples are taken first."""
+
+Order = list[tuple[int, Action]]
+"""(slot, action) of one worker; every action takes one slot."""
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """A task of the list scheduler.
-
-    Attributes:
-        action: the action; identifies the task.
-        worker: the worker that runs it.
-        urgency: tasks with lower tuples are taken first.
-        needs: actions that it waits for; actions without a task are ignored.
-    """
-
-    action: Action
-    worker: int
-    urgency: tuple[int, ...]
-    needs: Sequence[Action]
-
-
-def admission(lines: int, most: int) -> tuple[Callable[[Action], bool], Callable[[Action], None]]:
+def admission(tasks: Sequence[Task], lines: int, most: int) -> tuple[Callable[[int], bool], Callable[[int], None]]:
     """`may_run` and `taken` of a list schedule that admits a micro-batch while fewer are under way in its pipeline.
 
     Args:
+        tasks: the actions.
         lines: pipelines, to which micro-batches are dealt in turn.
         most: micro-batches under way in each.
     """
     under_way = [0] * lines
 
-    def taken(action: Action) -> None:
+    def taken(number: int) -> None:
+        action, _, _ = tasks[number]
         if action.stage == 0 and action.part != 0:
             under_way[action.micro_batch % lines] += 1 if action.kind is ActionKind.FORWARD else -1
 
-    def may_run(action: Action) -> bool:
+    def may_run(number: int) -> bool:
+        action, _, _ = tasks[number]
         enters = action.stage == 0 and action.kind is ActionKind.FORWARD
         return not enters or under_way[action.micro_batch % lines] < most
 
     return may_run, taken
 
 
+def waits(tasks: Sequence[Task], lines: int = 1) -> list[list[int]]:
+    """By task the numbers of the tasks that it waits for, of micro-batches that are dealt to pipelines in turn."""
+    number_of = {action: number for number, (action, _, _) in enumerate(tasks)}
+    return [[number_of[need] for need in _needs(action, lines) if need in number_of] for action, _, _ in tasks]
+
+
 def list_schedule(
     tasks: Sequence[Task],
-    workers: int,
-    may_run: Callable[[Action], bool],
-    taken: Callable[[Action], None],
-) -> list[list[Action]]:
+    needs: Sequence[Sequence[int]],
+    may_run: Callable[[int], bool],
+    taken: Callable[[int], None],
+) -> list[Order]:
     """The actions of each worker in the order in which it takes them; O(tasks log tasks).
 
     Args:
-        tasks: the tasks; ties of urgency are broken by their order. Those that may have to wait for memory should need
-            each other in turn, so that few are ready at a time.
-        workers: number of workers.
-        may_run: True if memory allows an action now.
-        taken: called with each action when it is taken.
+        tasks: the actions; of equally urgent ones a worker takes first what was ready first.
+        needs: by task, numbers of the tasks that it waits for (`waits`).
+        may_run: True if memory allows the task of a number now.
+        taken: called with the number of each task when it is taken.
 
     Raises:
         PlanError: some tasks can never run, because they are refused for ever.
     """
-    number_of = {task.action: number for number, task in enumerate(tasks)}
-    needs = [[number_of[need] for need in task.needs if need in number_of] for task in tasks]
-    missing = [len(needed) for needed in needs]
+    workers = 1 + max(worker for _, worker, _ in tasks)
+    missing = list(map(len, needs))
     feeds: list[list[int]] = [[] for _ in tasks]
-    ready: list[list[tuple[tuple[int, ...], int]]] = [[] for _ in range(workers)]
+    ready: list[list[int]] = [[] for _ in range(workers)]
+
+    def becomes_ready(number: int) -> None:
+        bisect.insort(ready[tasks[number][1]], number, key=lambda waiting: tasks[waiting][2])
+
     for number, needed in enumerate(needs):
         for need in needed:
             feeds[need].append(number)
         if not needed:
-            bisect.insort(ready[tasks[number].worker], (tasks[number].urgency, number))
-    orders: list[list[Action]] = [[] for _ in range(workers)]
+            becomes_ready(number)
+    orders: list[Order] = [[] for _ in range(workers)]
     left = len(tasks)
-    while left:
+    for slot in itertools.count():
         running = []
-        for worker, waiting in enumerate(ready):
-            at = next((at for at, (_, number) in enumerate(waiting) if may_run(tasks[number].action)), -1)
-            if at >= 0:
-                _, number = waiting.pop(at)
-                taken(tasks[number].action)
-                orders[worker].append(tasks[number].action)
-                running.append(number)
+        for order, waiting in zip(orders, ready, strict=True):
+            for at, number in enumerate(waiting):
+                if may_run(number):
+                    del waiting[at]
+                    taken(number)
+                    order.append((slot, tasks[number][0]))
+                    running.append(number)
+                    break
+        left -= len(running)
+        if not left:
+            break
         if not running:
             raise PlanError(f"{left} actions can never run", hint="allow more memory")
-        left -= len(running)
-        for fed in (fed for number in running for fed in feeds[number]):
-            missing[fed] -= 1
-            if not missing[fed]:
-                bisect.insort(ready[tasks[fed].worker], (tasks[fed].urgency, fed))
+        for number in running:
+            for fed in feeds[number]:
+                missing[fed] -= 1
+                if not missing[fed]:
+                    becomes_ready(fed)
     return orders
+
+
+def unslotted(orders: Sequence[Order]) -> tuple[tuple[Action, ...], ...]:
+    """The orders without their slots."""
+    return tuple(tuple(action for _, action in order) for order in orders)
+
+
+def _needs(action: Action, lines: int) -> tuple[Action, ...]:
+    """What an action waits for, in an order whose halves of a backward are parts."""
+    kind, stage, m = action.kind, action.stage, action.micro_batch
+    if kind is ActionKind.FORWARD:
+        return (action._replace(stage=stage - 1),) if stage else (action._replace(micro_batch=m - lines),)
+    if kind is ActionKind.WEIGHT_GRAD:
+        return (action._replace(kind=ActionKind.INPUT_GRAD),)
+    return Action(ActionKind.FORWARD, stage, m), action._replace(stage=stage + 1)

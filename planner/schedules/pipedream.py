@@ -13,7 +13,7 @@ from itertools import chain
 from typing import ClassVar, Protocol
 
 from planner.schedules import SCHEDULES
-from planner.schedules.critical_chains import Flow, PassSeconds, busiest_chain_s
+from planner.schedules.critical_chains import PassSeconds
 from planner.schedules.draining import least_warm_up, paced_warm_up
 from planner.schedules.orders import in_turn
 from planner.schedules.schedule import Schedule, require
@@ -79,11 +79,6 @@ class ContinuousSchedule(Schedule, Protocol):
         return Work(
             tuple(map(tuple, self.worker_orders(pipeline, iterations))), versions=self.weight_versions(pipeline)
         )
-
-    def chain_s(self, pipeline: Pipeline, times: PassSeconds) -> float:
-        """Work of the busiest worker in an iteration, with a single exchange and update."""
-        flow = Flow(self.placement(pipeline), self.workload(pipeline), spans=True, early=True)
-        return busiest_chain_s(flow, times)
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +253,7 @@ class HetPipe(ContinuousSchedule):
 
     def chain_s(self, pipeline: Pipeline, times: PassSeconds) -> float:
         """Work of the busiest worker in an iteration; the exchange of waves overlaps with it."""
-        return ContinuousSchedule.chain_s(self, pipeline, replace(times, tail=[0.0] * pipeline.stages))
+        return Schedule.chain_s(self, pipeline, replace(times, tail=[0.0] * pipeline.stages))
 
     def versions_read(self, pipeline: Pipeline, stage: int) -> Callable[[int], int]:
         """The version that the virtual worker had when the mini-batch entered."""

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 
 from planner.errors import PlanError
 from planner.registry import name_with_options, options_of
-from planner.schedules.critical_chains import Flow, PassSeconds, busiest_chain_s
+from planner.schedules.critical_chains import PassSeconds, busiest_chain_s
 from planner.schedules.held import HeldUnits, count_held
-from planner.schedules.orders import finish, follow_on, replicate
+from planner.schedules.orders import finish, repeated
 from planner.schedules.types import (
     Action,
     ActivationUnit,
@@ -55,10 +55,12 @@ class Schedule(Protocol):
     """True if the closed form of `planner.space.evaluate` describes its time."""
     split_backward: ClassVar[bool] = False
     """True if weight gradients are separate actions."""
+    early: bool = False
+    """True if recomputation runs before the gradient arrives, so that the drain has no bound."""
     deals: ClassVar[bool] = False
     """True if its orders are of all replicas, which may be unequal; else all replicas have the same order."""
     shares_workers: ClassVar[bool] = False
-    """True if a worker may have several stages, or a stage several workers beside its replicas; see `counts`."""
+    """True if a worker may keep activations of several stages, or a stage have several workers beside its replicas."""
 
     @property
     def name(self) -> str:
@@ -72,8 +74,8 @@ class Schedule(Protocol):
 
     @property
     def activation_unit(self) -> ActivationUnit:
-        """The unit that `in_flight`, `held` and `peaks` count."""
-        return ActivationUnit.MICRO_BATCH
+        """The unit that `in_flight`, `held` and `peaks` count: a micro-batch, or a part of it if it has several."""
+        return ActivationUnit.SUB_SEQUENCE if self.parts > 1 else ActivationUnit.MICRO_BATCH
 
     @property
     def parts(self) -> int:
@@ -134,23 +136,17 @@ class Schedule(Protocol):
         """
         candidates: Iterable[Schedule] = (self,)
         if self.name == self.key:
-            candidates = (
-                dataclasses.replace(cast(Any, self), **options) for options in self.options(recompute=recompute)
-            )
+            sets = self.options(workers, micro_batches, recompute=recompute)
+            candidates = (dataclasses.replace(cast(Any, self), **options) for options in sets)
         return tuple(
             variant
             for variant in candidates
             if not variant.supports(Pipeline((1,) * variant.stage_counts(workers)[0], micro_batches))
-            and (variant.name == self.name or variant.worthwhile(workers, micro_batches))
         )
 
-    def options(self, *, recompute: bool) -> Iterable[dict[str, Any]]:
-        """Sets of options worth trying, the defaults first."""
+    def options(self, workers: int, micro_batches: int, *, recompute: bool) -> Iterable[dict[str, Any]]:
+        """Sets of options worth trying for such a pipeline, the defaults first."""
         return ({},)
-
-    def worthwhile(self, workers: int, micro_batches: int) -> bool:
-        """True if these options give another order than the defaults for such a pipeline."""
-        return True
 
     def supports(self, pipeline: Pipeline) -> str:
         """Why the schedule does not support the pipeline; empty if it does. Most need equal replicas. O(stages)."""
@@ -193,8 +189,8 @@ class Schedule(Protocol):
             (*actions, *finish(stages))
             for actions, stages in zip(self.worker_orders(dealt), self.placement(dealt), strict=True)
         ]
-        orders = replicate(lanes, 1 if self.deals else pipeline.replicas[0])
-        return Work(follow_on(orders, pipeline.micro_batches, iterations), parts=self.parts)
+        replicas = 1 if self.deals else pipeline.replicas[0]
+        return Work(repeated(lanes, replicas, dealt.micro_batches, iterations), parts=self.parts)
 
     def counts(self, pipeline: Pipeline) -> tuple[dict[int, int], ...]:
         """For each worker, its micro-batches by stage, stages ascending; the replicas of a worker are neighbours."""
@@ -257,7 +253,7 @@ class Schedule(Protocol):
         the exact number of each stage.
         """
         if self._known:
-            by_stage = [HeldUnits.of({stage: kept}) for stage, kept in enumerate(self.in_flight(pipeline))]
+            by_stage = [HeldUnits.of(stage, kept) for stage, kept in enumerate(self.in_flight(pipeline))]
             return tuple(by_stage[stage] for stage, _ in pipeline.workers())
         require(self, pipeline)
         count, held_by_worker = pipeline.replicas[0], _counted(cast(Hashable, self), self.shortened(single(pipeline)))
@@ -371,11 +367,10 @@ class Schedule(Protocol):
         """
         return pipeline.stages == 1
 
-    def flow(self, pipeline: Pipeline) -> Flow:
-        """How its micro-batches go through the workers, for `critical_s`."""
-        placement = self.placement(pipeline)
-        deferred = (self.deferred(single(pipeline)),) * len(placement) if self.split_backward else ()
-        return Flow(placement, self.workload(pipeline), deferred=deferred, spans=self.spans, launches=self.launches)
+    @property
+    def forward_step(self) -> float:
+        """Micro-batches after whose forward the next stage continues."""
+        return 1 / self.parts
 
     def ramp(self, pipeline: Pipeline) -> tuple[float, float]:
         """Least idle time of a worker while the pipeline fills and drains, as factors (fill, drain).
@@ -383,14 +378,13 @@ class Schedule(Protocol):
         The factors multiply the time of the forwards (fill) and backwards (drain) of all stages before the worker's
         first. Both are 0 if iterations overlap; the drain is 0 if weight gradients or recomputation may fill it.
         """
-        flow = self.flow(pipeline)
-        if flow.spans or not self.drains:
+        if self.spans or not self.drains:
             return 0.0, 0.0
-        return flow.forward_step, 0.0 if flow.early or flow.deferred else flow.backward_step
+        return self.forward_step, 0.0 if self.early or self.split_backward else 1 / self.parts
 
     def deferred(self, pipeline: Pipeline) -> int:
         """Most weight gradients that a worker may postpone past its last input gradient: all that it keeps."""
-        return max(self.by_place(self.facts.kept, pipeline, self.workers(pipeline)))
+        return max(self.by_place(self.facts.kept, pipeline, self.workers(single(pipeline))))
 
     def critical_s(
         self,
@@ -418,14 +412,14 @@ class Schedule(Protocol):
                 share a worker.
         """
         require(self, pipeline)
-        split = self.split_backward
-        return self.chain_s(
-            pipeline, PassSeconds.of(forward_s, backward_s, tail_s, weight_grad_s, transfer_s, split=split)
-        )
+        nothing = [0.0] * len(backward_s)
+        weight_s = (weight_grad_s or [b / 2 for b in backward_s]) if self.split_backward else nothing
+        gradient_s = [b - w for b, w in zip(backward_s, weight_s, strict=True)]
+        return self.chain_s(pipeline, PassSeconds(forward_s, gradient_s, weight_s, tail_s, transfer_s or nothing))
 
     def chain_s(self, pipeline: Pipeline, times: PassSeconds) -> float:
         """Fill, work and drain of the worker for which their sum is longest, in seconds. O(stages * holders)."""
-        return busiest_chain_s(self.flow(pipeline), times)
+        return busiest_chain_s(self, pipeline, times)
 
 
 def single(pipeline: Pipeline) -> Pipeline:
@@ -439,7 +433,7 @@ def single(pipeline: Pipeline) -> Pipeline:
 def _counted(schedule: Hashable, pipeline: Pipeline) -> tuple[HeldUnits, ...]:
     """`Schedule.peaks` of single replicas, counted along the order."""
     typed = cast(Schedule, schedule)
-    return count_held(typed.order(pipeline), typed.placement(pipeline))
+    return count_held(typed.work(pipeline).by_worker(), typed.placement(pipeline))
 
 
 def require(schedule: Schedule, pipeline: Pipeline) -> None:

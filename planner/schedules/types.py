@@ -230,6 +230,13 @@ class Work:
         """The worker of each lane."""
         return self.workers or tuple(range(len(self.lanes)))
 
+    def by_worker(self) -> list[list[Action]]:
+        """The lanes of each worker, concatenated."""
+        lanes: list[list[Action]] = [[] for _ in range(max(self.lane_workers, default=-1) + 1)]
+        for worker, lane in zip(self.lane_workers, self.lanes, strict=True):
+            lanes[worker] += lane
+        return lanes
+
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -32,47 +32,17 @@ from planner.errors import PlanError
 from planner.schedules import SCHEDULES
 from planner.schedules.chunks import ChunkedSchedule
 from planner.schedules.draining import one_forward_one_backward
-from planner.schedules.orders import Task, list_schedule
+from planner.schedules.orders import Order, Task, list_schedule, unslotted, waits
 from planner.schedules.schedule import Schedule
 from planner.schedules.types import Action, ActionKind, Facts, Pipeline
 
+FORWARD, INPUT_GRAD, WEIGHT_GRAD = ActionKind.FORWARD, ActionKind.INPUT_GRAD, ActionKind.WEIGHT_GRAD
+
 _PERIOD = 6
-_FORWARDS = (0, 1)
 _TRIAL_ROUNDS = 4
 
 Block = tuple[tuple[int, int, int, int], ...]
 """By worker, the slots of its four actions for micro-batch 0."""
-
-
-def even_block(workers: int, steps: tuple[int, int, int, int]) -> Block:
-    """A block whose passes move from worker to worker in equal steps, with no two actions in one slot.
-
-    Args:
-        workers: p.
-        steps: slots from one worker to the next, for each of the four passes; congruent up and down modulo six.
-    """
-    starts = [0]
-    at = 0
-    for this in range(1, 4):
-        at += steps[this - 1] * (workers - 1) + 1
-        shifted = at + (steps[this] * (workers - 1) if this % 2 else 0)
-        while any((shifted - s) % _PERIOD == 0 for s in starts):
-            shifted += 1
-            at += 1
-        starts.append(shifted)
-    return tuple(
-        (
-            steps[0] * i,
-            starts[1] - steps[1] * i,
-            starts[2] + steps[2] * i,
-            starts[3] - steps[3] * i,
-        )
-        for i in range(workers)
-    )
-
-
-Eagerness = tuple[bool, bool, int]
-"""How a worker fills a gap: with forwards, with input gradients, and with how many chunks of memory left free."""
 
 
 @lru_cache(maxsize=16)
@@ -87,122 +57,82 @@ def block_order(block: Block, micro_batches: int, limit: int) -> tuple[tuple[Act
     Raises:
         PlanError: the limit is too small for any order.
     """
-    trial = min(micro_batches, _TRIAL_ROUNDS * len(block))
     # more workers need more free memory, up to a third of their number
-    tries: list[Eagerness] = [(True, True, spare) for spare in range(max(4, len(block) // 3 + 2))]
-    tries += [(forwards, not forwards, spare) for forwards in (False, True) for spare in range(4)]
-    spans = [_GapFilling(block, trial, limit, eagerness).run() for eagerness in tries]
-    best = min((span, number) for number, span in enumerate(spans))[1]
-    filling = _GapFilling(block, micro_batches, limit, tries[best])
-    if math.isinf(filling.run()):
-        raise PlanError(f"{limit} chunks are too few for this order", hint="allow more memory")
-    return tuple(tuple(_actions(order, i, len(block))) for i, order in enumerate(filling.orders))
+    tries = [*((True, spare) for spare in range(max(4, len(block) // 3 + 2))), (False, 0)]
+    fill = filling(block, min(micro_batches, _TRIAL_ROUNDS * len(block)), limit)
+    best = min(tries, key=lambda eagerness: _span(fill, *eagerness))
+    return unslotted(filling(block, micro_batches, limit)(*best))
 
 
-def _actions(order: Sequence[tuple[int, int]], worker: int, workers: int) -> Iterator[Action]:
-    """Turn a worker's (kind, micro-batch) pairs into actions."""
-    kinds = (ActionKind.FORWARD,) * 2 + (ActionKind.INPUT_GRAD,) * 2 + (ActionKind.WEIGHT_GRAD,) * 2
+Filling = Callable[[bool, int], list[Order]]
+"""Orders by eagerness: whether input gradients fill gaps, and the chunks of memory that filling forwards leave free."""
+
+
+def _span(fill: Filling, backwards: bool, spare: int) -> float:
+    """Longest span of a worker in slots; infinite if the order gets stuck."""
+    try:
+        orders = fill(backwards, spare)
+    except PlanError:
+        return math.inf
+    return max(order[-1][0] - order[0][0] + 1 for order in orders)
+
+
+def filling(block: Block, micro_batches: int, limit: int) -> Filling:
+    """The repeated block with its gaps filled, of actions that take equal times.
+
+    A worker takes the next action of its pattern, a later one of the pattern if memory allows, or the weight gradient
+    that waits longest. Later ones only before its first stage's first backward or after that stage's last forward.
+    """
+    workers, length = len(block), len(block[0]) * micro_batches
+    tasks: list[Task] = []
+    for worker, slots in enumerate(block):
+        pattern = _pattern(slots, worker, workers, micro_batches)
+        tasks += [(action, worker, (at,)) for at, action in enumerate(pattern)]
+    patterned = len(tasks)
+    split = [(action, worker) for action, worker, _ in tasks if action.kind is INPUT_GRAD]
+    tasks += [(action._replace(kind=WEIGHT_GRAD), worker, (length,)) for action, worker in split]
+    needs = waits(tasks)
+
+    def fill(backwards: bool, spare: int) -> list[Order]:
+        heads = list(range(0, patterned, length))
+        done, kept = bytearray(len(tasks)), [0] * workers
+        entered, returned = [0] * workers, [0] * workers
+
+        def may_run(number: int) -> bool:
+            action, worker, _ = tasks[number]
+            if number >= patterned:
+                return True
+            while done[heads[worker]]:
+                heads[worker] += 1
+            room = limit - kept[worker]
+            if number == heads[worker]:
+                return action.kind is INPUT_GRAD or room > 0
+            if returned[worker] and entered[worker] < micro_batches:
+                return False
+            return backwards if action.kind is INPUT_GRAD else room > spare
+
+        def taken(number: int) -> None:
+            action, worker, _ = tasks[number]
+            done[number] = 1
+            if action.kind is FORWARD:
+                kept[worker] += 1
+                entered[worker] += action.stage == worker
+            elif action.kind is WEIGHT_GRAD:
+                kept[worker] -= 1
+            else:
+                returned[worker] += action.stage == worker
+
+        return list_schedule(tasks, needs, may_run, taken)
+
+    return fill
+
+
+def _pattern(slots: tuple[int, ...], worker: int, workers: int, micro_batches: int) -> list[Action]:
+    """The forwards and input gradients of a worker in the order of the repeated block."""
     second = 2 * workers - 1 - worker
-    stages = (worker, second, second, worker, second, worker)
-    for what, m in order:
-        yield Action(kinds[what], stages[what], m)
-
-
-class _GapFilling:
-    """Simulates the pattern slot by slot with equal times, filling its gaps."""
-
-    def __init__(self, block: Block, micro_batches: int, limit: int, eagerness: Eagerness) -> None:
-        self._workers, self._count, self._limit = len(block), micro_batches, limit
-        self._fills_forwards, self._fills_backwards, self._spare = eagerness
-        self._pattern = [
-            [(what, m) for _, what, m in sorted((s + _PERIOD * m, w, m) for w, s in enumerate(slots) for m in _range)]
-            for slots in block
-            for _range in (range(micro_batches),)
-        ]
-        self._next = [0] * self._workers
-        self._done = [[[-1] * micro_batches for _ in range(4)] for _ in block]
-        self._counts = [[0] * 4 for _ in block]
-        self._kept = [0] * self._workers
-        self._pending: list[list[tuple[int, int]]] = [[] for _ in block]
-        self._weight_grads_done = [0] * self._workers
-        self.orders: list[list[tuple[int, int]]] = [[] for _ in block]
-
-    def run(self) -> float:
-        """Fill the orders; returns the longest span of a worker in slots, infinite if the order gets stuck."""
-        left = 6 * self._count * self._workers
-        first, last = [-1] * self._workers, [0] * self._workers
-        slot = 0
-        while left:
-            moved = False
-            for worker in range(self._workers):
-                action = self._choose(worker, slot)
-                if action is None:
-                    continue
-                self._take(worker, action, slot)
-                if first[worker] < 0:
-                    first[worker] = slot
-                last[worker] = slot
-                moved = True
-                left -= 1
-            if not moved:
-                return math.inf
-            slot += 1
-        return max(end - begin + 1 for begin, end in zip(first, last, strict=True))
-
-    def _choose(self, worker: int, slot: int) -> tuple[int, int] | None:
-        """The (kind, micro-batch) that a worker runs in a slot; None if nothing is ready."""
-        pattern, at, counts = self._pattern[worker], self._next[worker], self._counts[worker]
-        while at < len(pattern) and self._done[worker][pattern[at][0]][pattern[at][1]] >= 0:
-            at += 1
-        self._next[worker] = at
-        if at < len(pattern):
-            what, m = pattern[at]
-            if self._ready(worker, what, m, slot) and (what > 1 or self._kept[worker] < self._limit):
-                return what, m
-            if counts[3] == 0 or counts[0] == self._count:
-                action = self._ahead(worker, at + 1, slot)
-                if action is not None:
-                    return action
-        if self._weight_grads_done[worker] < len(self._pending[worker]):
-            return self._pending[worker][self._weight_grads_done[worker]]
-        return None
-
-    def _ahead(self, worker: int, at: int, slot: int) -> tuple[int, int] | None:
-        """A later action of the pattern that is ready; of each kind only the next micro-batch can be."""
-        pattern = self._pattern[worker]
-        for what, m in pattern[at : at + 4 * _PERIOD * self._workers]:
-            if m != self._counts[worker][what] or not self._ready(worker, what, m, slot):
-                continue
-            if what > 1 and self._fills_backwards:
-                return what, m
-            if what < 2 and self._fills_forwards and self._kept[worker] < self._limit - self._spare:
-                return what, m
-        return None
-
-    def _ready(self, worker: int, what: int, m: int, slot: int) -> bool:
-        """True if what an action needs was done in an earlier slot."""
-        if self._counts[worker][what] != m:
-            return False
-        outward = what % 2 == 0
-        end = 0 if outward else self._workers - 1
-        if worker == end:
-            return what == 0 or 0 <= self._done[worker][what - 1][m] < slot
-        return 0 <= self._done[worker - 1 if outward else worker + 1][what][m] < slot
-
-    def _take(self, worker: int, action: tuple[int, int], slot: int) -> None:
-        """Record an action as done."""
-        what, m = action
-        self.orders[worker].append(action)
-        if what > 3:
-            self._weight_grads_done[worker] += 1
-            self._kept[worker] -= 1
-            return
-        self._done[worker][what][m] = slot
-        self._counts[worker][what] += 1
-        if what in _FORWARDS:
-            self._kept[worker] += 1
-        else:
-            self._pending[worker].append((what + 2, m))
+    passes = ((FORWARD, worker), (FORWARD, second), (INPUT_GRAD, second), (INPUT_GRAD, worker))
+    timed = sorted((slot + _PERIOD * m, what, m) for what, slot in enumerate(slots) for m in range(micro_batches))
+    return [Action(*passes[what], m) for _, what, m in timed]
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +164,10 @@ def v_block(workers: int) -> Block:
     With equal times for forward, input gradient and weight gradient no worker waits between its first start and its
     last end. The two chunks of the block live 12p slots in total, which keeps 2p chunks.
     """
-    return even_block(workers, (4, 2, 4, 2))
+    round_trip = 6 * (workers - 1)
+    return tuple(
+        (4 * i, round_trip + 1 - 2 * i, round_trip + 2 + 4 * i, 2 * round_trip + 3 - 2 * i) for i in range(workers)
+    )
 
 
 def v_half_block(workers: int) -> Block:
@@ -302,11 +235,6 @@ SCHEDULES.register(
 )
 
 
-_FORWARD, _INPUT, _WEIGHT = ActionKind.FORWARD, ActionKind.INPUT_GRAD, ActionKind.WEIGHT_GRAD
-_NEEDED = {_FORWARD: ((_FORWARD, -1),), _INPUT: ((_FORWARD, 0), (_INPUT, 1)), _WEIGHT: ((_INPUT, 0),)}
-"""By kind, the actions of the same micro-batch that it waits for: (kind, number of stages further)."""
-
-
 @lru_cache(maxsize=8)
 def split_backward_order(stages: int, micro_batches: int, limit: int) -> tuple[tuple[Action, ...], ...]:
     """Forwards, input gradients and weight gradients of each stage, in order; O(actions log actions).
@@ -318,23 +246,24 @@ def split_backward_order(stages: int, micro_batches: int, limit: int) -> tuple[t
     """
     done: Counter[tuple[ActionKind, int]] = Counter()
 
-    def may_run(action: Action) -> bool:
-        stage = action.stage
-        if action.kind is not _FORWARD:
+    def may_run(number: int) -> bool:
+        action, stage, _ = tasks[number]
+        if action.kind is not FORWARD:
             return True
-        ahead = done[_FORWARD, stage] - done[_INPUT, stage] < 2 * (stages - stage) - 1
-        return ahead and done[_FORWARD, stage] - done[_WEIGHT, stage] < limit
+        ahead = done[FORWARD, stage] - done[INPUT_GRAD, stage] < 2 * (stages - stage) - 1
+        return ahead and done[FORWARD, stage] - done[WEIGHT_GRAD, stage] < limit
 
-    def taken(action: Action) -> None:
-        done[action.kind, action.stage] += 1
+    def taken(number: int) -> None:
+        action, stage, _ = tasks[number]
+        done[action.kind, stage] += 1
 
-    tasks = []
-    for urgency, (kind, awaited) in enumerate(_NEEDED.items()):
-        for stage in range(stages):
-            for m in range(micro_batches):
-                needs = [Action(kind, stage, m - 1), *(Action(other, stage + by, m) for other, by in awaited)]
-                tasks.append(Task(Action(kind, stage, m), stage, (urgency, m), needs))
-    return tuple(map(tuple, list_schedule(tasks, stages, may_run, taken)))
+    tasks = [
+        (Action(kind, stage, m), stage, (urgency, m))
+        for urgency, kind in enumerate((FORWARD, INPUT_GRAD, WEIGHT_GRAD))
+        for stage in range(stages)
+        for m in range(micro_batches)
+    ]
+    return unslotted(list_schedule(tasks, waits(tasks), may_run, taken))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,14 +13,13 @@ from planner.errors import PlanError
 from planner.memory import fits
 from planner.plans.figures import BUBBLE_CONVENTION
 from planner.plans.files import plain
-from planner.plans.orders import decode
 from planner.plans.readings import counterparts, has_closed_form, leaders, malformed, schedule_of, words_in, work_of
 from planner.plans.types import Plan
 from planner.plans.validate import require_sound
 from planner.play import Conditions, Cost, StageTimes, Trace, Transfers, run, weight_part_s
 from planner.play.measure import PlayedSchedule, find_period
-from planner.play.memory import MemoryCurve, StageBytes, held_units, memory_curve, peak_in_flight
-from planner.schedules import ActionKind, Pipeline
+from planner.play.memory import MemoryCurve, StageBytes, held_units, memory_curve
+from planner.schedules import Pipeline
 from planner.schedules.compiling import compile_orders
 from planner.schedules.program import KINDS, Code
 from planner.simulate.comparison import TimeComparison, compare, measured
@@ -38,7 +36,8 @@ class Lane:
         compute_s: forward, backward and update of one iteration.
         communication_s: exposed transfers and synchronisation of one iteration.
         idle_s: waiting time of one iteration, up to its end.
-        in_flight: most micro-batches (chunks of them, where the worker runs several stages) kept at the same time.
+        in_flight: most micro-batches (chunks of them, where the worker runs several stages) kept at the same time,
+            those that other workers evict to it included.
         memory: memory of one device over time.
         capacity_bytes: usable memory of the device.
     """
@@ -128,14 +127,12 @@ def simulate(plan: Plan, *, transfers: Transfers | str | None = None) -> Timelin
     transfers = Transfers(plan.schedule.transfers if transfers is None else transfers)
     ranks, copies = leaders(plan)
     times = times_of(plan)
-    steady = _steady(plan, ranks, copies, times, transfers) if plan.schedule.continuous else None
-    trace = steady.trace if steady else _drained(plan, ranks, times, transfers)
+    played = (_steady if plan.schedule.continuous else _drained)(plan, ranks, copies, times, transfers)
+    trace, iterations = played.trace, round(played.played)
     idle = np.flatnonzero(np.bincount(trace.program.worker, minlength=len(ranks)) == 0)
     if len(idle):
         raise PlanError(f"rank {ranks[idle[0]]} has no actions", where="schedule", hint="plan again")
-    iterations = round(steady.played) if steady else 1
-    cost = Cost.PERIOD if steady else Cost.SPAN if plan.schedule.spans else Cost.MAKESPAN
-    step_s = _step_s(plan, trace, steady, ranks)
+    step_s = _step_s(plan, played)
     micro_batches = plan.micro_batches.count // copies
     busy = float(np.sum(trace.compute_s())) / iterations
     return Timeline(
@@ -153,17 +150,18 @@ def simulate(plan: Plan, *, transfers: Transfers | str | None = None) -> Timelin
         inside_s=_inside_s(plan),
         comparison=_compared(plan, copies, trace, times, transfers, step_s),
         trace=trace,
-        cost=cost,
+        cost=Cost.PERIOD if plan.schedule.continuous else Cost.SPAN if plan.schedule.spans else Cost.MAKESPAN,
         iterations=iterations,
     )
 
 
-def _drained(plan: Plan, ranks: Sequence[int], times: StageTimes, transfers: Transfers) -> Trace:
+def _drained(plan: Plan, ranks: Sequence[int], _: int, times: StageTimes, transfers: Transfers) -> PlayedSchedule:
     """One iteration, from an empty pipeline to an empty one."""
     program = compile_orders(work_of(plan, ranks))
     if program.stages != len(plan.stages):
         raise PlanError(f"the actions name {program.stages} stages, the plan has {len(plan.stages)}", hint="plan again")
-    return run(program, times, Conditions(transfers))
+    trace = run(program, times, Conditions(transfers))
+    return PlayedSchedule(trace.span_s() if plan.schedule.spans else trace.makespan_s, 0, 1.0, trace)
 
 
 def _steady(plan: Plan, ranks: Sequence[int], copies: int, times: StageTimes, transfers: Transfers) -> PlayedSchedule:
@@ -182,28 +180,17 @@ def _steady(plan: Plan, ranks: Sequence[int], copies: int, times: StageTimes, tr
     )
 
 
-def _step_s(plan: Plan, trace: Trace, steady: PlayedSchedule | None, ranks: Sequence[int]) -> float:
-    """Iteration time by the schedule's convention."""
-    if steady is None:
-        return trace.span_s() if plan.schedule.spans else trace.makespan_s
-    exchange_s = 0.0
-    for rank in ranks:
-        twice, once = (_exchanges(plan, rank, times) for times in (2, 1))
-        for stage, count in twice.items():
-            terms = plan.predictions.stages[stage]
-            if terms.exposed_sync_s == 0:
-                exchange_s = max(exchange_s, (count - once.get(stage, 0)) * terms.sync_s)
-    return max(steady.iteration_s, exchange_s)
-
-
-def _exchanges(plan: Plan, rank: int, times: int) -> Counter[int]:
-    """Number of gradient exchanges of a rank by stage, over `times` repetitions."""
-    counts: dict[ActionKind, Counter[int]] = {ActionKind.SYNC: Counter(), ActionKind.LAUNCH_SYNC: Counter()}
-    for order in plan.orders(rank):
-        for action in decode(order.actions, rank=rank, times=times):
-            if action.kind in counts:
-                counts[action.kind][action.stage] += 1
-    return counts[ActionKind.LAUNCH_SYNC] or counts[ActionKind.SYNC]
+def _step_s(plan: Plan, played: PlayedSchedule) -> float:
+    """Iteration time by the schedule's convention; no less than the exchanges of pipelines that never drain."""
+    if not plan.schedule.continuous:
+        return played.iteration_s
+    program = played.trace.program
+    launches = program.of(Code.LAUNCH_SYNC)
+    exchanges = launches if launches.any() else program.of(Code.SYNC)
+    counts = np.zeros((program.workers, program.stages))
+    np.add.at(counts, (program.worker[exchanges], program.stage[exchanges]), 1 / round(played.played))
+    hidden_s = [stage.sync_s if stage.exposed_sync_s == 0 else 0.0 for stage in plan.predictions.stages]
+    return max(played.iteration_s, float((np.rint(counts) * hidden_s).max()))
 
 
 def _compared(
@@ -317,8 +304,7 @@ def _lanes(
     plan: Plan, ranks: Sequence[int], copies: int, trace: Trace, iterations: int, step_s: float
 ) -> tuple[Lane, ...]:
     sizes = bytes_of(plan)
-    several = any(len(plan.stages_of(rank)) > 1 for rank in ranks)
-    held = held_units(trace) if several else peak_in_flight(trace.program).max(axis=1)
+    held = held_units(trace)
     compute, communication = trace.compute_s() / iterations, trace.communication_s() / iterations
     idle = np.maximum(step_s - compute - communication, 0.0)
     groups = counterparts(plan, ranks, copies)

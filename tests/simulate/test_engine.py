@@ -49,7 +49,6 @@ def test_blocking_transfers_occupy_the_later_stage() -> None:
     }
     assert trace.compute_s().tolist() == pytest.approx([12.25, 16.25])
     assert trace.communication_s().tolist() == pytest.approx([1.0, 4.0])
-    assert trace.idle_s().tolist() == pytest.approx([13.0, 6.0])
 
 
 def test_overlapped_transfers_occupy_only_the_link() -> None:
@@ -83,12 +82,6 @@ def test_synchronisation_waits_for_all_replicas() -> None:
     assert found["S0@0"] == (6, 10)
     assert found["S0@1"] == (6, 10)
     assert found["U0@1"] == (10, 11)
-
-
-@pytest.mark.parametrize(("overlap", "makespan"), [(0.0, 8.0), (0.5, 7.0), (1.0, 6.0)])
-def test_synchronisation_hides_behind_the_last_backward(overlap: float, makespan: float) -> None:
-    orders = [actions("F0.0 B0.0 F0.1 B0.1 S0")]
-    assert run(orders, StageTimes.of([1.0], [2.0], sync_s=2.0), Conditions(sync_overlap=overlap)).makespan_s == makespan
 
 
 def test_split_backward_lets_the_stage_before_go_on() -> None:

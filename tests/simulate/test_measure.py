@@ -18,12 +18,11 @@ from planner.play import (
     StageTimes,
     Trace,
     held_units,
-    measure_orders,
     measure_schedule,
     memory_curve,
     run,
 )
-from planner.schedules import Pipeline, Work, get, parse_action
+from planner.schedules import Pipeline, Work, custom_schedule, get, parse_action
 
 
 def work(*lanes: str) -> Work:
@@ -110,23 +109,9 @@ def test_eviction_frees_its_worker_when_it_has_ended() -> None:
     assert held_units(trace).tolist() == [1, 2]
 
 
-def test_exceeded_memory_names_the_moment() -> None:
-    ones = np.full(4, 1e9)
-    bytes_ = StageBytes(ones, ones, 0 * ones, 0 * ones)
-    with pytest.raises(PlanError, match=r"worker 0 holds 3\.73 GiB of 2\.79 GiB after 2 s, when F0\.2 runs"):
-        measure_schedule("1f1b", 4, 8, forward_s=1, backward_s=2, sizes=bytes_, capacity_bytes=3e9)
-    fits = measure_schedule("1f1b", 4, 8, forward_s=1, backward_s=2, sizes=bytes_, capacity_bytes=5e9)
-    assert max(fits.peak_bytes) == 5e9
-
-
-def test_slow_workers_and_uneven_parts() -> None:
+def test_slow_workers() -> None:
     slow = measure_schedule("1f1b", 2, 4, forward_s=1, backward_s=2, conditions=Conditions(slowdown=(2.0, 1.0)))
     assert slow.makespan_s == measure_schedule("1f1b", 2, 4, forward_s=[2, 1], backward_s=[4, 2]).makespan_s
-    even = measure_schedule("seq1f1b", 4, 8, forward_s=1, backward_s=2)
-    uneven = Conditions(part_share=(0.3, 0.7))
-    assert measure_schedule("seq1f1b", 4, 8, forward_s=1, backward_s=2, conditions=uneven).makespan_s > even.makespan_s
-    with pytest.raises(PlanError, match="1 shares for 2 parts"):
-        measure_schedule("seq1f1b", 4, 8, forward_s=1, backward_s=2, conditions=Conditions(part_share=(1.0,)))
 
 
 def test_virtual_workers_may_run_ahead_by_the_distance() -> None:
@@ -151,11 +136,8 @@ def test_iterations_of_zero_bubble_follow_at_their_span() -> None:
 
 
 def test_own_orders_are_measured() -> None:
-    found = measure_orders(
-        work("F0.0 F0.1 I0.0 I0.1 W0.0 W0.1", "F1.0 I1.0 F1.1 I1.1 W1.0 W1.1"),
-        StageTimes.of([1.0, 1.0], [2.0, 2.0]),
-        cost=Cost.SPAN,
-    )
+    orders = custom_schedule(work("F0.0 F0.1 I0.0 I0.1 W0.0 W0.1", "F1.0 I1.0 F1.1 I1.1 W1.0 W1.1"))
+    found = measure_schedule(orders, 2, 2, forward_s=1, backward_s=2)
     assert found.schedule == "custom"
     assert found.makespan_s == 8
     assert found.iteration_s == 8
@@ -167,8 +149,6 @@ def test_measurements_refuse_what_makes_no_sense() -> None:
         measure_schedule("chimera", 3, 4, forward_s=1, backward_s=2)
     with pytest.raises(PlanError, match="takes longer than its whole backward"):
         measure_schedule("zb-h1", 2, 4, forward_s=1, backward_s=1, weight_grad_s=2)
-    with pytest.raises(PlanError, match="give `sizes` too"):
-        measure_schedule("1f1b", 2, 4, forward_s=1, backward_s=1, capacity_bytes=1.0)
 
 
 def test_a_hundred_thousand_actions_take_a_second_or_so() -> None:

@@ -104,7 +104,6 @@ def _device_of_nodes(
 
 MAX_LOAD = Objective(
     name="max-load",
-    unit="ms",
     options=frozenset({"contiguous", "devices", "cpus", "memory_bytes"}),
     settle=_settle,
     problem=_problem,
@@ -141,7 +140,6 @@ def _decode_latency(instance: Instance, problem: LatencyProblem, parts: Sequence
 
 LATENCY = Objective(
     name="latency",
-    unit="ms",
     options=frozenset({"devices", "cpus", "memory_bytes"}),
     settle=_settle_latency,
     problem=_latency,
