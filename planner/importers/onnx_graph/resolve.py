@@ -77,7 +77,6 @@ class Resolver:
         self.assumed: dict[str, str] = {}
         self.dealt: dict[str, int] = {}
         self.untyped: dict[str, str] = {}
-        self._kinds: dict[TensorType, TensorType] = {}
         graph = model.graph
         inputs = axis_binding.model_inputs(graph)
         names = axis_binding.axis_names(inputs)
@@ -447,8 +446,7 @@ class Resolver:
             raise ModelError(f"tensor {name!r} has the unknown element type {element}", hint="update onnx")
         if min(shape, default=0) < 0:
             raise damaged(f"{name!r} has the shape {list(shape)}")
-        stored_type = TensorType(shape, element)
-        return self._kinds.setdefault(stored_type, stored_type)
+        return TensorType(shape, element)
 
     def _small_value(self, tensor: onnx.TensorProto, name: str, kind: TensorType) -> Array | None:
         """A stored tensor's value where it is small and in the file.

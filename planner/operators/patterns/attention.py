@@ -369,4 +369,4 @@ def _swapped(dims: tuple[int, ...]) -> tuple[int, ...]:
     return (*dims[:-2], dims[-1], dims[-2])
 
 
-PATTERNS.register("attention", Pattern(frozenset({"MatMul"}), _attention, among=frozenset({"Softmax"})))
+PATTERNS.register("attention", Pattern(frozenset({"MatMul"}), _attention))
