@@ -239,11 +239,8 @@ def _add_mask(graph: Graph, node: Node, name: str, spelling: _Spelling) -> None:
     if len(tensor.shape) == 3 and rank == 3:
         joined = _with_heads(tensor.shape, spelling)
         shape = joined if len(joined) == 4 else (tensor.shape[0], 1, *tensor.shape[1:])
-        sizes = f"{name}@sizes.{node.key}"
-        made = replace(tensor, name=f"{name}@heads.{node.key}", shape=shape)
-        spelling.tensors.append(Tensor(sizes, (4,), DType.INT64, TensorKind.CONSTANT))
-        spelling.constants[sizes] = shape
-        name, tensor = spelling.make(node, "Reshape", (name, sizes), made), made
+        name = _viewed(tensor, shape, node, spelling, "heads")
+        tensor = spelling.tensor(graph, name)
     if not spelling.mask:
         spelling.mask = name
         return
@@ -351,12 +348,12 @@ def _reshaped(graph: Graph, name: str, wanted: tuple[int, ...], like: Node, spel
     return name if graph.tensors[name].shape == wanted else _viewed(graph.tensors[name], wanted, like, spelling)
 
 
-def _viewed(tensor: Tensor, wanted: tuple[int, ...], like: Node, spelling: _Spelling) -> str:
-    """Add a reshape of a tensor; the result's name."""
+def _viewed(tensor: Tensor, wanted: tuple[int, ...], like: Node, spelling: _Spelling, what: str = "keys") -> str:
+    """Add a reshape of a tensor; the result's name, in which `what` says what it is for."""
     sizes = f"{tensor.name}@sizes.{like.key}"
     spelling.tensors.append(Tensor(sizes, (len(wanted),), DType.INT64, TensorKind.CONSTANT))
     spelling.constants[sizes] = wanted
-    made = replace(tensor, name=f"{tensor.name}@keys.{like.key}", shape=wanted)
+    made = replace(tensor, name=f"{tensor.name}@{what}.{like.key}", shape=wanted)
     return spelling.make(like, "Reshape", (tensor.name, sizes), made)
 
 
