@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from planner.graph import AttributeValue, ConstantValue, DType, Graph, Node, Tensor, TensorKind
+from planner.operators.entry import permutation
 from planner.operators.formulas import is_number
 from planner.operators.rewriting import PATTERNS, Pattern, Rewrite
 from planner.operators.specs import needs_gradient
@@ -287,7 +288,7 @@ def _keys(graph: Graph, product: int, last: Node, spelling: _Spelling) -> str:
         index, node = at
         if node.op == "Transpose":
             before = graph.tensors[node.inputs[0]].shape
-            perm = _permutation(node, len(before))
+            perm = permutation(node.attributes, len(before))
             spelling.nodes.add(index)
             swapped = _swapped(perm)
             if swapped == tuple(range(len(perm))):
@@ -355,11 +356,6 @@ def _viewed(tensor: Tensor, wanted: tuple[int, ...], like: Node, spelling: _Spel
     spelling.constants[sizes] = wanted
     made = replace(tensor, name=f"{tensor.name}@{what}.{like.key}", shape=wanted)
     return spelling.make(like, "Reshape", (tensor.name, sizes), made)
-
-
-def _permutation(node: Node, rank: int) -> tuple[int, ...]:
-    given = node.attributes.get("perm")
-    return tuple(int(d) for d in given) if isinstance(given, tuple) else tuple(range(rank))[::-1]
 
 
 def _swapped(dims: tuple[int, ...]) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from planner.graph import Node
 from planner.operators.assemble import ALIAS, elements_like, plumbing, streaming, traffic, view
-from planner.operators.entry import Array, OpCall, Rule, as_first
+from planner.operators.entry import Array, OpCall, Rule, as_first, permutation
 from planner.operators.flow import BatchFactor, Flow, along_nests, places
 from planner.operators.rules.elementwise import broadcast_nest
 from planner.operators.storage import reshaped_strides
@@ -211,7 +211,7 @@ Rule(ports=(0,), values=(1,)).register("CenterCropPad", build=_result_only)
 
 
 def _transposed_strides(call: OpCall, strides: tuple[int, ...]) -> tuple[int, ...] | None:
-    return tuple(strides[p] for p in call.ints("perm", tuple(reversed(range(len(strides))))))
+    return tuple(strides[p] for p in permutation(call.attributes, len(strides)))
 
 
 @Rule(ports=(0,), folds=True, strides=_transposed_strides, rearranges=True, linear=True).of("Transpose")
@@ -219,7 +219,7 @@ def transpose(call: OpCall) -> OpSpec:
     """Dimensions in another order; moving only dimensions of size 1 moves nothing."""
     shape = call.input(0).shape
     rank = len(shape)
-    order = call.ints("perm", tuple(reversed(range(rank))))
+    order = permutation(call.attributes, rank)
     nest = call.nest(f"d.. -> {' '.join(f'd{k % rank}' for k in order)}")
     moved = [k for k in order if shape[k] != 1]
     if moved == sorted(moved):
