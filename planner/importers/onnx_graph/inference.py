@@ -96,7 +96,6 @@ class Inference:
         self.unknown_operators: Counter[str] = Counter()
         self._work, self._hints, self._dims = work, hints, dims
         self._versions, self._ir_version = versions, ir_version
-        self._data: dict[str, onnx.TensorProto] = {}
         self._inferred: dict[Hashable, tuple[list[Partial | None], list[TensorType | None]]] = {}
         self._expert_parts: dict[str, Fraction] = {}
 
@@ -278,12 +277,10 @@ class Inference:
 
         operand_values = {}
         for name in self.shape_operands(node):
-            if name not in self._data and name in self._work.values:
+            if name in self._work.values:
                 element = self._work.types[name].element
                 array = np.asarray(self._work.values[name], dtype=_NUMPY.get(element))
-                self._data[name] = numpy_helper.from_array(array, name)
-            if name in self._data:
-                operand_values[name] = self._data[name]
+                operand_values[name] = numpy_helper.from_array(array, name)
         return operand_values
 
     def check(self, proto: onnx.NodeProto, versions: Mapping[str, int]) -> None:
@@ -307,14 +304,8 @@ def _standard_form(node: onnx.NodeProto) -> onnx.NodeProto:
         return node
     from onnx import NodeProto
 
-    form = NodeProto()
-    form.CopyFrom(node)
-    form.domain, form.op_type = "", standard
     kept = [a for a in node.attribute if a.name not in ("activation", "activation_params")]
-    del form.attribute[:]
-    form.attribute.extend(kept)
-    del form.input[3:]
-    return form
+    return NodeProto(op_type=standard, input=node.input[:3], output=node.output, attribute=kept)
 
 
 def plain_domain(domain: str) -> str:
