@@ -74,7 +74,7 @@ def _reduce(call: OpCall) -> OpSpec:
     inner = (keep_extra(0, result.elements, result),) if "s" in entry.keeps else ()
     saved = (*keep_letters(call, entry.keeps), *inner)
     nest = reduction_nest(call, DimKind.REDUCED if entry.adds else DimKind.COUPLED, entry.forward * x.elements)
-    return streaming(call, nest, saved=saved, backward_flops=entry.backward * x.elements)
+    return streaming(call, nest, saved=saved, backward_flops=float(entry.backward * x.elements))
 
 
 for _op, _entry in REDUCTIONS.items():
