@@ -190,7 +190,7 @@ def storages_in_training(graph: Graph, specs: Sequence[OpSpec], options: SavedOp
     """
 
     def hands_on(i: int) -> bool:
-        return graph.nodes[i].op == "Dropout" and not (options.dropout and _keeps_mask(specs[i]))
+        return graph.nodes[i].op == "Dropout" and not (options.dropout and any(item.random for item in specs[i].saved))
 
     return Storages(
         graph,
@@ -348,7 +348,3 @@ class _Collector:
 def _draws(graph: Graph) -> bool:
     """Whether the graph has dropout of its own."""
     return any(node.op == "Dropout" or "dropout" in node.attributes for node in graph.nodes)
-
-
-def _keeps_mask(spec: OpSpec) -> bool:
-    return any(item.random for item in spec.saved)
