@@ -99,11 +99,6 @@ class Storages:
         known = self._strides.get(name)
         return dense_strides(self._graph.tensors[name].shape) if known is None else known
 
-    @property
-    def views(self) -> Mapping[str, str]:
-        """By tensor that lies in another one's storage, the name of that one."""
-        return self._roots
-
     def root(self, name: str) -> str:
         """Name of the tensor that owns a tensor's storage."""
         return self._roots.get(name, name)
