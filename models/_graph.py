@@ -29,14 +29,6 @@ class ElementType(IntEnum):
     BOOL = 9
 
 
-_NUMPY_TYPES = {
-    ElementType.FLOAT: "float32",
-    ElementType.INT32: "int32",
-    ElementType.INT64: "int64",
-    ElementType.BOOL: "bool",
-}
-
-
 @dataclass(frozen=True, slots=True)
 class Value:
     """A tensor of the graph under construction."""
@@ -78,8 +70,6 @@ class GraphBuilder:
         self._parameters: dict[str, Value] = {}
         self._weights_of: tuple[str, str] = ("", "")
         self._constants: dict[tuple[ElementType, tuple[int, ...], bytes], Value] = {}
-        self._attributes: dict[tuple[str, str], onnx.AttributeProto] = {}
-        self._types: dict[tuple[ElementType, tuple[int, ...]], onnx.TypeProto] = {}
         self._random: np.random.Generator | None = None
         if seed is not None:
             import numpy as np
@@ -162,7 +152,7 @@ class GraphBuilder:
         """A small constant tensor; equal constants are stored once, as exporters do."""
         import numpy as np
 
-        array: np.ndarray = np.asarray(data, dtype=_NUMPY_TYPES[dtype])
+        array: np.ndarray = np.asarray(data, dtype=self._onnx.helper.tensor_dtype_to_np_dtype(dtype))
         key = (dtype, array.shape, array.tobytes())
         if key not in self._constants:
             value = Value(self._claim(f"const_{len(self._constants)}"), array.shape, dtype)
@@ -211,7 +201,7 @@ class GraphBuilder:
             output=[value.name for value in outputs],
         )
         for key, item in (attributes or {}).items():
-            node.attribute.append(self._attribute(key, item))
+            node.attribute.append(self._onnx.helper.make_attribute(key, item))
         node.metadata_props.add(key=NAME_SCOPES, value=repr([*self._scopes, label]))
         for value in outputs:
             self._describe(self._graph.value_info.add(), value)
@@ -231,17 +221,6 @@ class GraphBuilder:
         self._used[name] = 1
         return name
 
-    def _attribute(self, key: str, item: Attribute) -> onnx.AttributeProto:
-        """The attribute of a key and value, cached."""
-        cache_key = key, repr(item)
-        if cache_key not in self._attributes:
-            self._attributes[cache_key] = self._onnx.helper.make_attribute(key, item)
-        return self._attributes[cache_key]
-
     def _describe(self, info: onnx.ValueInfoProto, value: Value) -> None:
-        """Write a value's name, shape and element type; types are cached."""
-        cache_key = value.dtype, value.shape
-        if cache_key not in self._types:
-            self._types[cache_key] = self._onnx.helper.make_tensor_type_proto(int(value.dtype), value.shape)
-        info.name = value.name
-        info.type.CopyFrom(self._types[cache_key])
+        """Write a value's name, shape and element type."""
+        info.CopyFrom(self._onnx.helper.make_tensor_value_info(value.name, int(value.dtype), value.shape))

@@ -88,17 +88,11 @@ def squared_relu(g: GraphBuilder, x: Value) -> Value:
     return ops.mul(g, positive, positive)
 
 
-def _tanh_gelu(g: GraphBuilder, x: Value) -> Value:
-    return gelu(g, x, tanh=True)
-
-
 ACTIVATIONS: Mapping[str, Activation] = {
     "silu": silu,
     "swish": silu,
     "gelu": gelu,
-    "gelu_new": _tanh_gelu,
-    "gelu_fast": _tanh_gelu,
-    "gelu_pytorch_tanh": _tanh_gelu,
+    **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), partial(gelu, tanh=True)),
     "relu": relu,
     "relu2": squared_relu,
 }

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from . import _layers as layers
 from . import _ops as ops
@@ -67,13 +68,12 @@ def rotary_tables(g: GraphBuilder, rotary: Rotary, ids: Value) -> RotaryTables:
 
 def _rotate(g: GraphBuilder, x: Value, rotary: Rotary, shared: Shared, *, heads: int = 0) -> Value:
     """Rotate queries or keys [b, heads, s, d], or [b, s, heads * d] if `heads` is given."""
-    attributes = {"num_heads": heads} if heads else {}
+    attributes: dict[str, Any] = {"num_heads": heads} if heads else {}
     width = x.shape[-1] // heads if heads else x.shape[-1]
     if rotary.dim < width:
         attributes["rotary_embedding_dim"] = rotary.dim
         attributes.setdefault("num_heads", x.shape[1])
-    inputs = [x, *shared.tables[rotary]]
-    return g.node_with("RotaryEmbedding", inputs, [(x.shape, x.dtype)], attributes=attributes)[0]
+    return g.node("RotaryEmbedding", [x, *shared.tables[rotary]], x.shape, **attributes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ class Attention:
 
     def _with_sinks(self, g: GraphBuilder, x: Value, shared: Shared) -> Value:
         """Attention with sinks, which only the contrib operator `GroupQueryAttention` supports."""
-        batch, seq, _ = x.shape
+        seq = x.shape[1]
         q = self._projected(g, x, "q", self.heads)
         k = self._projected(g, x, "k", self.kv_heads)
         v = self._projected(g, x, "v", self.kv_heads)
@@ -172,16 +172,12 @@ class Attention:
         last = ops.expand_batch(g, g.constant([seq - 1], ElementType.INT32), x)
         total = g.constant(seq, ElementType.INT32)
         sinks = g.parameter("sinks", (self.heads,), fill=0.0)
-        attributes: dict[str, int | float] = {"num_heads": self.heads, "kv_num_heads": self.kv_heads}
+        attributes: dict[str, Any] = {"num_heads": self.heads, "kv_num_heads": self.kv_heads}
         attributes["scale"] = self.scale or 1.0 / math.sqrt(self.head_dim)
         if 0 < self.window < seq:
             attributes["local_window_size"] = self.window
-        return g.node_with(
-            "com.microsoft.GroupQueryAttention",
-            [q, k, v, None, None, last, total, None, None, None, None, sinks],
-            [((batch, seq, self.heads * self.head_dim), x.dtype)],
-            attributes=attributes,
-        )[0]
+        operands = [q, k, v, None, None, last, total, None, None, None, None, sinks]
+        return g.node("com.microsoft.GroupQueryAttention", operands, q.shape, **attributes)
 
 
 def fused_attention(
@@ -198,13 +194,13 @@ def fused_attention(
         window: number of keys that a query attends to, its own position the last; 0 for all.
         softcap: bound of the scores, by a scaled tanh; 0 for none.
     """
-    attributes: dict[str, int | float] = {"is_causal": 1, "scale": scale}
+    attributes: dict[str, Any] = {"is_causal": 1, "scale": scale}
     if 0 < window < q.shape[2]:
         g.require_opset(25)
         attributes["left_window_size"] = window - 1
     if softcap:
         attributes["softcap"] = softcap
-    return g.node_with("Attention", [q, k, v], [((*q.shape[:3], v.shape[3]), q.dtype)], attributes=attributes)[0]
+    return g.node("Attention", [q, k, v], (*q.shape[:3], v.shape[3]), **attributes)
 
 
 @dataclass(frozen=True, slots=True)

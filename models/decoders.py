@@ -116,11 +116,6 @@ def kinds_of_layers(c: Config, kinds: Collection[str], every: int) -> tuple[bool
     return tuple(kind in kinds for kind in listed)
 
 
-def local_layers(c: Config, every: int) -> tuple[bool, ...]:
-    """For each layer, whether it attends within a window; see `kinds_of_layers`."""
-    return kinds_of_layers(c, ("sliding_attention", "chunked_attention"), every)
-
-
 def windowed_layers(c: Config) -> tuple[bool, ...]:
     """For each layer, whether it attends within the window.
 
@@ -128,7 +123,7 @@ def windowed_layers(c: Config) -> tuple[bool, ...]:
     `use_sliding_window` (Qwen); else all.
     """
     if c["layer_types"] is not None or "sliding_window_pattern" in c:
-        return local_layers(c, c.get("sliding_window_pattern", 1))
+        return kinds_of_layers(c, ("sliding_attention", "chunked_attention"), c.get("sliding_window_pattern", 1))
     first = c.get("max_window_layers", 0) if c.get("use_sliding_window", True) else c["num_hidden_layers"]
     return tuple(i >= first for i in range(c["num_hidden_layers"]))
 

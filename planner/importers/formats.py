@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,6 +76,12 @@ def in_file(path: Path) -> Iterator[None]:
         if problem.where:
             raise
         raise ModelError(problem.message, where=str(path), hint=problem.hint) from None
+
+
+def some(items: Iterable[object], shown: int = 8) -> str:
+    """The first of some things, and how many more there are."""
+    texts = [str(item) for item in items]
+    return ", ".join(texts[:shown]) + (f" and {len(texts) - shown} more" if len(texts) > shown else "")
 
 
 def damaged(message: str) -> ModelError:

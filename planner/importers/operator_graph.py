@@ -23,9 +23,8 @@ from annotated_types import Ge, Le, MultipleOf
 
 from planner.errors import ModelError
 from planner.graph import Note, NoteLevel, topological_line
-from planner.importers.formats import MOST_INSTANCE_DEVICES, Figure, Findings, keyed, read_document
+from planner.importers.formats import MOST_INSTANCE_DEVICES, Figure, Findings, keyed, read_document, some
 
-_SHOWN = 8
 _COST_TOLERANCE = 1e-9
 
 
@@ -209,20 +208,13 @@ def _edges(
         else:
             edges[source, target] = None
     if loops:
-        message = f"edges of a node to itself are left out: node {_some(loops)}"
+        message = f"edges of a node to itself are left out: node {some(loops)}"
         findings.note(NoteLevel.WARNING, "self-loop", message)
     if repeated:
-        message = f"edges given more than once are counted once: {_some(repeated)}"
+        message = f"edges given more than once are counted once: {some(repeated)}"
         findings.note(NoteLevel.INFO, "repeated-edge", message)
     moved = {source for source, _ in edges}
     return list(edges), tuple(costs[i][0] if i in moved else 0.0 for i in index.values())
-
-
-def _some(items: Iterable[object]) -> str:
-    shown = list(items)
-    return ", ".join(str(item) for item in shown[:_SHOWN]) + (
-        f" and {len(shown) - _SHOWN} more" * (len(shown) > _SHOWN)
-    )
 
 
 def _refuse_cycle(nodes: list[OperatorNode], edges: list[tuple[int, int]], where: str) -> None:
@@ -244,12 +236,12 @@ def _note_training(findings: Findings, nodes: list[OperatorNode]) -> None:
     if alone and len(alone) < sum(node.backward for node in nodes):
         findings.note(
             NoteLevel.INFO, "backward-without-forward",
-            f"{len(alone)} backward nodes share a class with no forward node and may go anywhere: {_some(alone)}",
+            f"{len(alone)} backward nodes share a class with no forward node and may go anywhere: {some(alone)}",
         )  # fmt: skip
     elif alone:
         message = "no backward node shares a class with a forward node, so that nothing ties the two passes together"
         findings.note(NoteLevel.WARNING, "passes-untied", message)
     uncoloured = [node.id for node in nodes if node.colour is None]
     if uncoloured:
-        message = f"{len(uncoloured)} nodes have no colour class and are placed one by one: {_some(uncoloured)}"
+        message = f"{len(uncoloured)} nodes have no colour class and are placed one by one: {some(uncoloured)}"
         findings.note(NoteLevel.INFO, "no-colour", message)

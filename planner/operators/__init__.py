@@ -11,6 +11,7 @@ from planner.operators.entry import OutputTypes as OutputTypes
 from planner.operators.entry import Role as Role
 from planner.operators.entry import Statistics as Statistics
 from planner.operators.entry import evaluate as evaluate
+from planner.operators.entry import permutation as permutation
 from planner.operators.entry import rule_of as rule_of
 from planner.operators.nest import gradient_nest as gradient_nest
 from planner.operators.nest import loop_nest as loop_nest

@@ -364,6 +364,12 @@ class Rule:
         return self.ports is None or position in self.ports
 
 
+def permutation(attributes: Mapping[str, AttributeValue], rank: int) -> tuple[int, ...]:
+    """For each dimension of a Transpose's result, the operand's: those in reverse order where the node says nothing."""
+    given = attributes.get("perm")
+    return tuple(int(dim) for dim in given) if isinstance(given, tuple) else tuple(range(rank))[::-1]
+
+
 def like(tensor: Tensor, shape: Sequence[int] | None = None, dtype: DType | None = None) -> Shaped:
     """A result of a tensor's shape and type, or of another shape or type."""
     return tuple(tensor.shape if shape is None else shape), dtype or tensor.dtype

@@ -157,20 +157,12 @@ class Flow:
                 fitting.sort(key=lambda place: place[1] != BatchFactor())
                 self.require(i, source, *self.guess((at, dim, mark), fitting))
                 return
-        indices = [
-            access.dims[dim]
-            for nest in described.nests
-            for access in nest.writes
-            if node.outputs[access.position] == name and len(access.dims) == len(self.shape(name))
-        ]
-        operands = [
-            (node.inputs[access.position], d, _within(nest, names, indices[0][0], mark))
-            for nest in described.nests
-            for access in nest.reads
-            if len(access.dims) == len(self.shape(node.inputs[access.position]))
-            for d, names in enumerate(access.dims)
-            if indices and len(indices[0]) == 1 and indices[0][0] in names
-        ]
+        travel = _Travel(self, at, node, described.nests)
+        indices = next((access.dims[dim] for made, access in travel.writes() if made == name), ())
+        if len(indices) == 1:
+            travel.marked[indices[0]] = mark
+        reads = ((read, d, travel.mark_of(within, self.shape(read)[d])) for read, d, within in travel.reads())
+        operands = [(read, d, inner) for read, d, inner in reads if inner is not None]
         following = {operand for operand, d, inner in operands if self.of(operand)[d] == inner}
         sources = node.inputs[:1] if rule_of(node.op).overlays else node.inputs
         if not operands or any(read in self.marks and read not in following for read in sources):
@@ -202,12 +194,6 @@ class Flow:
             for name, d in operands:
                 self.require(i, name, d, mark)
         return mark
-
-
-def _within(nest: LoopNest, names: Sequence[str], name: str, mark: BatchFactor) -> BatchFactor:
-    """The mark of a dimension that several iteration dimensions index, one of which has a mark."""
-    sizes, at = [nest.dim(axis).size for axis in names], list(names).index(name)
-    return BatchFactor(math.prod(sizes[:at]) * mark.outer, mark.inner * math.prod(sizes[at + 1 :]))
 
 
 def places(below: int, batch: int, shape: Sequence[int]) -> list[tuple[int, BatchFactor]]:
@@ -274,6 +260,10 @@ class _Travel:
             for d, indices in enumerate(access.dims):
                 yield name, d, indices
 
+    def writes(self) -> Iterator[tuple[str, Access]]:
+        """Every result."""
+        return self.accesses(self.node.outputs, [nest.writes for nest in self.nests])
+
     def read(self, refusal: str) -> None:
         """Find the iteration dimensions that follow the batch."""
         for name, d, indices in self.reads():
@@ -332,7 +322,7 @@ class _Travel:
     def write(self) -> None:
         """Mark the results; one that no nest writes (the indices of a maximum) takes the marks of one of its shape."""
         flow, marks_by_shape = self.flow, dict[tuple[int, ...], BatchFactors]()
-        for name, access in self.accesses(self.node.outputs, [nest.writes for nest in self.nests]):
+        for name, access in self.writes():
             shape = flow.shape(name)
             marks = [self.mark_of(indices, size) for indices, size in zip(access.dims, shape, strict=True)]
             flow.set(name, [old or new for old, new in zip(flow.of(name), marks, strict=True)])

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
@@ -24,25 +24,6 @@ from planner.graph import Graph, Node, TensorKind
 _MOST_FACTORS = 8
 _STORED = ("scale", "shift", "ones", "zeros")
 _ANY = ("cos", "sin")
-
-
-@dataclass(frozen=True, slots=True)
-class Product:
-    """A product: its factors, each with whether it divides, and whether constant numbers may be among them."""
-
-    factors: tuple[tuple[Term, bool], ...]
-    scaled: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A function of terms; `+` and `-` are functions of two."""
-
-    name: str
-    operands: tuple[Term, ...]
-
-
-Term = Product | Call | str | float
 
 
 class Match(NamedTuple):
@@ -60,76 +41,52 @@ class Match(NamedTuple):
 
 
 @functools.cache
-def parse(formula: str) -> Term:
-    """A formula's text as a term."""
-    return _term(ast.parse(formula, mode="eval").body)
+def _parsed(formula: str) -> ast.expr:
+    """A formula as Python's syntax tree."""
+    return ast.parse(formula, mode="eval").body
 
 
-def _term(tree: ast.expr) -> Term:
-    if isinstance(tree, ast.Name):
-        return tree.id
-    if isinstance(tree, ast.Constant) and isinstance(tree.value, int | float):
-        return float(tree.value)
-    if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and tree.func.id == "shared":
-        return _term(tree.args[0])
-    if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name):
-        return Call(tree.func.id, tuple(map(_term, tree.args)))
-    if isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.Add | ast.Sub):
-        return Call("+" if isinstance(tree.op, ast.Add) else "-", (_term(tree.left), _term(tree.right)))
-    if isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.Mult | ast.Div):
-        return _product(tree)
-    raise ValueError(f"not part of a formula: {ast.unparse(tree)}")
+@functools.cache
+def _function(term: ast.expr) -> tuple[str, Sequence[ast.expr]]:
+    """A term as a function and its operands: a name, or `+`, `-`, `*`, the last of products and quotients."""
+    if isinstance(term, ast.Call) and isinstance(term.func, ast.Name):
+        return term.func.id, term.args
+    if isinstance(term, ast.BinOp):
+        return {ast.Add: "+", ast.Sub: "-"}.get(type(term.op), "*"), (term.left, term.right)
+    raise ValueError(f"not part of a formula: {ast.unparse(term)}")
 
 
-def _product(tree: ast.expr) -> Product:
-    factors: list[tuple[Term, bool]] = []
-    scaled = False
+@functools.cache
+def _factors(product: ast.expr) -> tuple[tuple[tuple[ast.expr, bool], ...], bool]:
+    """Factors of a product, each with whether it divides, and whether constant numbers may be among them."""
+    factors: list[tuple[ast.expr, bool]] = []
 
     def collect(part: ast.expr, divides: bool) -> None:
-        nonlocal scaled
         if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mult | ast.Div):
             collect(part.left, divides)
             collect(part.right, divides != isinstance(part.op, ast.Div))
-            return
-        term = _term(part)
-        scaled = scaled or term == "k"
-        if term != "k":
-            factors.append((term, divides))
+        else:
+            factors.append((part, divides))
 
-    collect(tree, False)
-    factors.sort(key=lambda factor: isinstance(factor[0], str))  # what can fail comes first
-    return Product(tuple(factors), scaled)
+    collect(product, False)
+    counted = [factor for factor in factors if not _is_any_number(factor[0])]
+    counted.sort(key=lambda factor: isinstance(factor[0], ast.Name))  # what can fail comes first
+    return tuple(counted), len(counted) < len(factors)
+
+
+def _is_any_number(term: ast.expr) -> bool:
+    return isinstance(term, ast.Name) and term.id == "k"
 
 
 def last_operators(formula: str) -> tuple[str, ...]:
     """The operators that the last node of a formula can be."""
-    term = parse(formula)
-    if isinstance(term, Product):
-        return ("Mul", "Div")
-    name = term.name if isinstance(term, Call) else ""
+    name, _ = _function(_parsed(formula))
     return _LAST.get(name, (name,))
-
-
-def rare_operators(formula: str) -> frozenset[str]:
-    """Operators of which a graph must have one for a formula to be computed in it: all but sums, products and roots."""
-    operators: set[str] = set()
-
-    def collect(term: Term) -> None:
-        if isinstance(term, Product):
-            for factor, _ in term.factors:
-                collect(factor)
-        elif isinstance(term, Call):
-            operators.update(("ReduceMean", "ReduceSum") if term.name == "mean" else (term.name,))
-            for operand in term.operands:
-                collect(operand)
-
-    collect(parse(formula))
-    return frozenset(operators - {"+", "-", "sqrt"})
 
 
 def find(graph: Graph, formula: str, name: str) -> Match | None:
     """The first match of a formula that computes a tensor; None if it does not match."""
-    return next(_solve(graph, parse(formula), name, Match()), None)
+    return next(_solve(graph, _parsed(formula), name, Match()), None)
 
 
 def is_number(graph: Graph, name: str) -> bool:
@@ -138,33 +95,38 @@ def is_number(graph: Graph, name: str) -> bool:
     return tensor is not None and tensor.kind is TensorKind.CONSTANT and tensor.elements == 1
 
 
-def _solve(graph: Graph, term: Term, name: str, match: Match) -> Iterator[Match]:
-    if isinstance(term, str):
-        yield from _bind(graph, term, name, match)
+def _solve(graph: Graph, term: ast.expr, name: str, match: Match) -> Iterator[Match]:
+    if isinstance(term, ast.Name):
+        yield from _bind(graph, term.id, name, match)
         return
-    if isinstance(term, float):
+    if isinstance(term, ast.Constant):
         value = graph.constants.get(name, ())
-        if is_number(graph, name) and (not value or float(value[0]) == term):
+        if is_number(graph, name) and (not value or float(value[0]) == term.value):
             yield match
         return
+    function, operands = _function(term)
     index = graph.producer.get(name)
-    if index is None:
-        return
-    if isinstance(term, Product):
+    if function == "shared":
+        yield from _solve(graph, operands[0], name, match)
+    elif function == "*" and index is not None:
         yield from _solve_product(graph, term, name, match)
+    elif index is not None:
+        yield from _solve_node(graph, term, index, match)
+
+
+def _solve_node(graph: Graph, term: ast.expr, index: int, match: Match) -> Iterator[Match]:
+    """Match a function with a node that computes it."""
+    (function, operands), node = _function(term), graph.nodes[index]
+    cast = node.op == "Cast" and graph.tensors[node.inputs[0]].dtype.is_float
+    if not cast and node.op not in _LAST.get(function, (function,)):
         return
-    node = graph.nodes[index]
-    if node.op not in _LAST.get(term.name, (term.name,)) and node.op != "Cast":
-        return
-    with_node = match._replace(nodes=match.nodes | {index})
-    if term.name in "+-":
-        yield from _solve_sum(graph, term, node, with_node)
-    elif term.name in _NAMED:
-        yield from _NAMED[term.name](graph, term.operands[0], node, with_node)
-    elif node.op == term.name:
-        yield from _solve_all(graph, term.operands, node.inputs, with_node)
-    if node.op == "Cast" and graph.tensors[node.inputs[0]].dtype.is_float:
-        yield from _solve(graph, term, node.inputs[0], with_node)
+    match = match._replace(nodes=match.nodes | {index})
+    if cast:
+        yield from _solve(graph, term, node.inputs[0], match)
+    elif function in _NAMED:
+        yield from _NAMED[function](graph, operands, node, match)
+    else:
+        yield from _solve_all(graph, operands, node.inputs, match)
 
 
 def _bind(graph: Graph, term: str, name: str, match: Match) -> Iterator[Match]:
@@ -181,7 +143,7 @@ def _bind(graph: Graph, term: str, name: str, match: Match) -> Iterator[Match]:
     yield match._replace(names={**match.names, term: name})
 
 
-def _solve_all(graph: Graph, terms: tuple[Term, ...], names: tuple[str, ...], match: Match) -> Iterator[Match]:
+def _solve_all(graph: Graph, terms: Sequence[ast.expr], names: Sequence[str], match: Match) -> Iterator[Match]:
     if not terms:
         yield match
         return
@@ -191,21 +153,17 @@ def _solve_all(graph: Graph, terms: tuple[Term, ...], names: tuple[str, ...], ma
         yield from _solve_all(graph, terms[1:], names[1:], partial_match)
 
 
-def _solve_sum(graph: Graph, term: Call, node: Node, match: Match) -> Iterator[Match]:
-    if node.op != ("Add" if term.name == "+" else "Sub"):
-        return
-    left, right = node.inputs
-    yield from _solve_all(graph, term.operands, (left, right), match)
-    if term.name == "+":
-        yield from _solve_all(graph, term.operands, (right, left), match)
+def _solve_sum(graph: Graph, terms: Sequence[ast.expr], node: Node, match: Match) -> Iterator[Match]:
+    yield from _solve_all(graph, terms, node.inputs, match)
+    yield from _solve_all(graph, terms, node.inputs[::-1], match)
 
 
-def _solve_sqrt(graph: Graph, term: Term, node: Node, match: Match) -> Iterator[Match]:
-    if node.op == "Sqrt" or (node.op == "Pow" and _exponent(graph, node) == 0.5):
-        yield from _solve(graph, term, node.inputs[0], match)
+def _solve_sqrt(graph: Graph, terms: Sequence[ast.expr], node: Node, match: Match) -> Iterator[Match]:
+    if node.op == "Sqrt" or _exponent(graph, node) == 0.5:
+        yield from _solve(graph, terms[0], node.inputs[0], match)
 
 
-def _solve_mean(graph: Graph, term: Term, node: Node, match: Match) -> Iterator[Match]:
+def _solve_mean(graph: Graph, terms: Sequence[ast.expr], node: Node, match: Match) -> Iterator[Match]:
     if node.op in ("Reshape", "Unsqueeze"):  # dimensions of size one that the mean left out
         at, kept = graph.producer.get(node.inputs[0], -1), graph.tensors[node.outputs[0]].shape
         if at < 0 or len(kept) != len(graph.tensors[graph.nodes[at].inputs[0]].shape) or kept[-1] != 1:
@@ -221,14 +179,15 @@ def _solve_mean(graph: Graph, term: Term, node: Node, match: Match) -> Iterator[
         return
     axes = _last_axes(graph, node)
     if axes and match.axes in (0, axes):
-        yield from _solve(graph, term, node.inputs[0], match._replace(axes=axes))
+        yield from _solve(graph, terms[0], node.inputs[0], match._replace(axes=axes))
 
 
-_NAMED = {"sqrt": _solve_sqrt, "mean": _solve_mean}
+_NAMED = {"+": _solve_sum, "sqrt": _solve_sqrt, "mean": _solve_mean}
 
 _LAST = {
     "+": ("Add",),
     "-": ("Sub",),
+    "*": ("Mul", "Div"),
     "sqrt": ("Sqrt", "Pow"),
     "mean": ("ReduceMean", "Mul", "Div", "Reshape", "Unsqueeze"),
 }
@@ -246,7 +205,8 @@ def _last_axes(graph: Graph, node: Node) -> int:
 
 
 def _exponent(graph: Graph, node: Node) -> float | None:
-    value = graph.constants.get(node.inputs[1])
+    """The number that a power is to, where it is known; None for another operator."""
+    value = graph.constants.get(node.inputs[1]) if node.op == "Pow" else None
     return float(value[0]) if value and len(value) == 1 else None
 
 
@@ -276,7 +236,7 @@ class _Factors:
             return
         node = graph.nodes[index]
         steps: list[tuple[str, bool, bool]] = []
-        exponent = _exponent(graph, node) if node.op == "Pow" else None
+        exponent = _exponent(graph, node)
         if node.op in ("Mul", "Div"):
             steps = [(node.inputs[0], divides, False), (node.inputs[1], divides != (node.op == "Div"), False)]
         elif node.op == "Reciprocal":
@@ -298,16 +258,17 @@ class _Factors:
                 self.collect(graph, operand, under, False)
 
 
-def _solve_product(graph: Graph, term: Product, name: str, match: Match) -> Iterator[Match]:
+def _solve_product(graph: Graph, term: ast.expr, name: str, match: Match) -> Iterator[Match]:
+    factors, scaled = _factors(term)
     target = _Factors()
     target.collect(graph, name, False, True)
-    if not target.nodes or len(target.parts) != len(term.factors) or (target.numbers and not term.scaled):
+    if not target.nodes or len(target.parts) != len(factors) or (target.numbers and not scaled):
         return
-    yield from _assign(graph, term.factors, target.parts, match._replace(nodes=match.nodes | target.nodes))
+    yield from _assign(graph, factors, target.parts, match._replace(nodes=match.nodes | target.nodes))
 
 
 def _assign(
-    graph: Graph, factors: tuple[tuple[Term, bool], ...], parts: list[tuple[str, bool, bool]], match: Match
+    graph: Graph, factors: Sequence[tuple[ast.expr, bool]], parts: list[tuple[str, bool, bool]], match: Match
 ) -> Iterator[Match]:
     """Match each factor of a formula with one of the multiplied tensors."""
     if not factors:
@@ -315,12 +276,12 @@ def _assign(
         return
     term, divides = factors[0]
     for k, (name, under, root) in enumerate(parts):
-        inner: Term = term
+        inner = term
         if under != divides:
             continue
         if root:
-            if not (isinstance(term, Call) and term.name == "sqrt"):
+            if not isinstance(term, ast.Call) or _function(term)[0] != "sqrt":
                 continue
-            inner = term.operands[0]
+            inner = term.args[0]
         for partial_match in _solve(graph, inner, name, match):
             yield from _assign(graph, factors[1:], parts[:k] + parts[k + 1 :], partial_match)

@@ -13,14 +13,14 @@ stack that names it (`Stack.fused`) is priced with one kernel in their place (`f
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from graphlib import TopologicalSorter
 
 from planner.errors import HardwareError
 from planner.graph import AttributeValue, ConstantValue, Graph, Node, Note, NoteLevel, Tensor, TensorKind, per_model
 from planner.operators.entry import rule_of
-from planner.operators.formulas import Match, find, last_operators, rare_operators
+from planner.operators.formulas import Match, find, last_operators
 from planner.registry import Registry, did_you_mean
 
 
@@ -49,7 +49,6 @@ class Pattern:
         ends: operators that the last of its nodes can be.
         rewrite: the replacement of the nodes that end at a given node; None where the pattern does not match.
         after: names of patterns that must have been applied before.
-        among: operators of which a match holds at least one; empty for no such condition.
         note: said to the user where it was applied, `{count}` being how often; "" for nothing.
         kernel: some software runs its nodes as one kernel; no graph is changed.
     """
@@ -57,7 +56,6 @@ class Pattern:
     ends: frozenset[str]
     rewrite: Callable[[Graph, int], Rewrite | None]
     after: tuple[str, ...] = ()
-    among: frozenset[str] = frozenset()
     note: str = ""
     kernel: bool = False
 
@@ -91,20 +89,17 @@ def written_out(
     by_end = _by_last_operator(formulas)
 
     def rewrite(graph: Graph, index: int) -> Rewrite | None:
-        node = graph.nodes[index]
-        for formula in by_end.get(node.op, ()):
-            match = find(graph, formula, node.outputs[0])
-            if match is None or index not in match.nodes:
-                continue
+        for match in _matches(graph, index, by_end):
             chosen = attributes(graph, match) if callable(attributes) else attributes
             if chosen is not None:
                 operands = [match.names.get(name, "") for name in inputs]
                 while not operands[-1]:
                     operands.pop()
-                return Rewrite(match.nodes, (replace(node, op=op, inputs=tuple(operands), attributes=chosen),))
+                node = replace(graph.nodes[index], op=op, inputs=tuple(operands), attributes=chosen)
+                return Rewrite(match.nodes, (node,))
         return None
 
-    return Pattern(frozenset(by_end), rewrite, after, _among(formulas))
+    return Pattern(frozenset(by_end), rewrite, after)
 
 
 def one_kernel(formulas: Sequence[str]) -> Pattern:
@@ -118,12 +113,19 @@ def one_kernel(formulas: Sequence[str]) -> Pattern:
     by_end = _by_last_operator(formulas)
 
     def rewrite(graph: Graph, index: int) -> Rewrite | None:
-        node = graph.nodes[index]
-        matches = (find(graph, formula, node.outputs[0]) for formula in by_end.get(node.op, ()))
-        match = next((each for each in matches if each is not None), None)
-        return None if match is None else Rewrite(match.nodes, (node,))
+        match = next(_matches(graph, index, by_end), None)
+        return None if match is None else Rewrite(match.nodes, (graph.nodes[index],))
 
-    return Pattern(frozenset(by_end), rewrite, among=_among(formulas), kernel=True)
+    return Pattern(frozenset(by_end), rewrite, kernel=True)
+
+
+def _matches(graph: Graph, index: int, by_end: Mapping[str, Sequence[str]]) -> Iterator[Match]:
+    """Matches of formulas that end at a node, in the order of the formulas."""
+    node = graph.nodes[index]
+    for formula in by_end.get(node.op, ()):
+        match = find(graph, formula, node.outputs[0])
+        if match is not None and index in match.nodes:
+            yield match
 
 
 def _by_last_operator(formulas: Sequence[str]) -> Mapping[str, Sequence[str]]:
@@ -133,11 +135,6 @@ def _by_last_operator(formulas: Sequence[str]) -> Mapping[str, Sequence[str]]:
         for operator in last_operators(formula):
             by_operator.setdefault(operator, []).append(formula)
     return by_operator
-
-
-def _among(formulas: Sequence[str]) -> frozenset[str]:
-    """Operators of which a graph must have one for any of the formulas."""
-    return frozenset(operator for formula in formulas for operator in rare_operators(formula))
 
 
 def fused_kernels(graph: Graph, names: Iterable[str]) -> list[list[int]]:
@@ -222,8 +219,6 @@ def _find_all(graph: Graph, pattern: Pattern) -> list[Rewrite]:
     taken: set[int] = set()
     rewrites: list[Rewrite] = []
     places = _places(graph)
-    if pattern.among and pattern.among.isdisjoint(places):
-        return rewrites
     for index in sorted((index for op in pattern.ends for index in places.get(op, ())), reverse=True):
         if index in taken:
             continue

@@ -17,9 +17,9 @@ from planner.errors import ModelError
 from planner.graph import DType, Graph, Node, Note, NoteLevel, TensorKind, per_graph, per_model
 from planner.operators.modules import find_expert_products
 from planner.operators.rewriting import fused_kernels
-from planner.operators.specs import by_class, nodes_where
+from planner.operators.specs import nodes_where
 from planner.operators.storage import Storages
-from planner.operators.types import OpSpec, SavedBytes
+from planner.operators.types import OpSpec, Saved, SavedBytes
 
 _LOSSES = frozenset({"SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"})
 _LINEAR = frozenset({"MatMul", "Gemm", "com.microsoft.FusedMatMul", "com.microsoft.MatMulNBits"})
@@ -190,7 +190,7 @@ def storages_in_training(graph: Graph, specs: Sequence[OpSpec], options: SavedOp
     """
 
     def hands_on(i: int) -> bool:
-        return graph.nodes[i].op == "Dropout" and not (options.dropout and _keeps_mask(specs[i]))
+        return graph.nodes[i].op == "Dropout" and not (options.dropout and any(item.random for item in specs[i].saved))
 
     return Storages(
         graph,
@@ -231,27 +231,8 @@ def saved_notes(graph: Graph, options: SavedOptions | None = None) -> tuple[Note
     return tuple(notes)
 
 
-@dataclass(frozen=True, slots=True)
-class _Item:
-    """Something that all nodes of a class of equal calls keep.
-
-    Attributes:
-        what: what a node makes for itself; "" for the storage of an operand or a result.
-        amount: bytes of what it makes, in all its runs; elements of the operand or result.
-        position: of the operand or result; None for what it makes.
-        width: bytes an element of the operand or result takes.
-        read: whether it is an operand.
-    """
-
-    what: str
-    amount: float
-    position: int | None = None
-    width: float = 1.0
-    read: bool = False
-
-
 class _Collector:
-    """Collects kept storages class by class; one use."""
+    """Collects kept storages node by node; one use."""
 
     def __init__(
         self,
@@ -263,7 +244,6 @@ class _Collector:
         narrow: Mapping[int, float],
     ) -> None:
         self.narrow, self.forms = narrow, dict[str, tuple[float, ...]]()
-        self.alone = {width: (width,) for width in (*sizes.values(), *narrow.values())}
         self.graph, self.specs, self.sizes, self.options, self.storages = graph, specs, sizes, options, storages
         kernels = fused_kernels(graph, options.fused)
         self.unmade = {output for kernel in kernels for i in kernel[:-1] for output in graph.nodes[i].outputs}
@@ -271,10 +251,9 @@ class _Collector:
         self.kept: defaultdict[int, dict[str, float]] = defaultdict(dict)
 
     def collect(self) -> tuple[tuple[SavedBytes, ...], ...]:
-        kept_alike = by_class(self.graph, lambda i: tuple(self._items(i)) if self.specs[i].saved else ())
-        for i, items in enumerate(kept_alike):
-            if items:
-                self._keep(i, items)
+        for i, spec in enumerate(self.specs):
+            if spec.saved:
+                self._keep(i, spec)
         attends = bool(nodes_where(self.graph, lambda i: self.specs[i].details.get("score_elements")))
         if self.options.dropout and self.options.assume_dropout and attends and not self.has_dropout:
             self._keep_assumed_dropout()
@@ -288,55 +267,45 @@ class _Collector:
 
     # -- what a node keeps
 
-    def _keep(self, i: int, items: Iterable[_Item]) -> None:
-        """Keep what nodes of a class keep; a storage that a tensor lies in, unless it is resident anyway."""
-        node, roots, producer, kept = self.graph.nodes[i], self.storages.views, self.graph.producer, self.kept[i]
-        for item in items:
-            if item.position is None:
-                kept[f"{node.key}#{item.what}"] = item.amount
-                continue
-            name = (node.inputs if item.read else node.outputs)[item.position]
-            root = roots.get(name, name)
-            at = producer.get(root)
-            if at is None or root in self.unmade:
-                continue
-            elements, width = item.amount, item.width
-            if root != name:
-                tensor = self.graph.tensors[root]
-                elements, width = tensor.elements, self.sizes[tensor.dtype]
-            if item.read:
-                width = self.narrow.get(i, width)
-            forms = self.forms.setdefault(root, self.alone[width])
-            if width not in forms:
-                self.forms[root] = (*forms, width)
-            kept[root] = elements * self.graph.nodes[at].repeat
-
-    def _keep_own(self, node: int, what: str, byte_count: float) -> None:
-        """Keep something that a node makes for itself."""
-        self.kept[node][f"{self.graph.nodes[node].key}#{what}"] = byte_count * self.graph.nodes[node].repeat
-
-    def _items(self, i: int) -> Iterable[_Item]:
-        """What a node keeps, and all that make the same call."""
-        node, spec = self.graph.nodes[i], self.specs[i]
+    def _keep(self, i: int, spec: OpSpec) -> None:
+        """Keep what a node's description says."""
+        node = self.graph.nodes[i]
         scores = spec.scores_in_memory(self.options.fused_attention) / node.repeat
         for item in spec.saved:
             if (item.random and not self.options.dropout) or (item.fused and scores):
                 continue
             if item.random:
                 elements = self.graph.tensors[node.outputs[0]].elements
-                yield _Item("dropout", elements * self.options.dropout_mask_bytes * node.repeat)
+                self._keep_own(i, "dropout", elements * self.options.dropout_mask_bytes)
             elif item.source == "extra":
-                scale = 1.0 if item.fixed else self._scale(node)
-                yield _Item(str(item.position), item.byte_count * scale * node.repeat)
+                self._keep_own(i, str(item.position), item.byte_count * (1.0 if item.fixed else self._scale(node)))
             else:
-                names = node.inputs if item.source == "input" else node.outputs
-                tensor = self.graph.tensors.get(names[item.position]) if item.position < len(names) else None
-                if tensor is not None:
-                    width = self.sizes[tensor.dtype]
-                    yield _Item("", tensor.elements, item.position, width, read=item.source == "input")
+                self._keep_tensor(i, item)
         if scores:
             for what, byte_count in self._probabilities(node, scores):
-                yield _Item(what, byte_count * node.repeat)
+                self._keep_own(i, what, byte_count)
+
+    def _keep_own(self, node: int, what: str, byte_count: float) -> None:
+        """Keep something that a node makes for itself."""
+        self.kept[node][f"{self.graph.nodes[node].key}#{what}"] = byte_count * self.graph.nodes[node].repeat
+
+    def _keep_tensor(self, i: int, item: Saved) -> None:
+        """Keep the storage that an operand or a result lies in, unless it is resident anyway."""
+        node, read = self.graph.nodes[i], item.source == "input"
+        names = node.inputs if read else node.outputs
+        name = names[item.position] if item.position < len(names) else ""
+        root = self.storages.root(name)
+        at = self.graph.producer.get(root)
+        if at is None or root in self.unmade:
+            return
+        tensor = self.graph.tensors[root]
+        width = self.sizes[tensor.dtype]
+        if read:
+            width = self.narrow.get(i, width)
+        forms = self.forms.setdefault(root, (width,))
+        if width not in forms:
+            self.forms[root] = (*forms, width)
+        self.kept[i][root] = tensor.elements * self.graph.nodes[at].repeat
 
     def _scale(self, node: Node) -> float:
         """Training width over file width of a node's floating-point tensors."""
@@ -379,7 +348,3 @@ class _Collector:
 def _draws(graph: Graph) -> bool:
     """Whether the graph has dropout of its own."""
     return any(node.op == "Dropout" or "dropout" in node.attributes for node in graph.nodes)
-
-
-def _keeps_mask(spec: OpSpec) -> bool:
-    return any(item.random for item in spec.saved)

@@ -84,7 +84,8 @@ def _describe(graph: Graph, node: Node) -> OpSpec:
     carrying, rule, call = needs_gradient(graph), rule_of(node.op), OpCall.of(graph, node)
     needs = tuple(name in carrying and rule.differentiable(p) for p, name in enumerate(node.inputs))
     one = spec(call, needs)
-    shared = [(t, n) for t, n in zip(call.outputs, fan_out(graph, node), strict=True) if t is not None and n > 1]
+    readers, results = gradient_readers(graph), zip(call.outputs, node.outputs, strict=True)
+    shared = [(tensor, readers[name]) for tensor, name in results if tensor is not None and readers[name] > 1]
     return _times(_summed(one, shared) if shared and any(needs) else one, node.repeat)
 
 
@@ -141,12 +142,6 @@ def gradient_readers(graph: Graph) -> Counter[str]:
         rule = rule_of(node.op)
         count.update(name for p, name in enumerate(node.inputs) if name in carrying and rule.differentiable(p))
     return count
-
-
-def fan_out(graph: Graph, node: Node) -> tuple[int, ...]:
-    """For each result of a node, how many gradients are summed to its own; at least 1."""
-    readers = gradient_readers(graph)
-    return tuple([readers.get(name, 1) for name in node.outputs])
 
 
 @per_graph

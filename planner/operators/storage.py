@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
+
 from planner.graph import Graph, Node, Tensor
 from planner.operators.entry import OpCall, rule_of
 from planner.operators.specs import nodes_where
@@ -25,38 +27,15 @@ def dense_strides(shape: Sequence[int], order: Sequence[int] | None = None) -> t
     return tuple(strides)
 
 
-def _runs(shape: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int]]:
-    """Runs of dimensions that lie in one line in memory, innermost first, as (elements, stride of the innermost)."""
-    runs: list[tuple[int, int]] = []
-    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
-        if size == 1:
-            continue
-        if runs and stride == runs[-1][0] * runs[-1][1]:
-            runs[-1] = (runs[-1][0] * size, runs[-1][1])
-        else:
-            runs.append((size, stride))
-    return runs
-
-
 def reshaped_strides(shape: Sequence[int], strides: Sequence[int], target: Sequence[int]) -> tuple[int, ...] | None:
-    """Strides of a view with another shape, None where only a copy can have it.
-
-    Neighbouring dimensions that lie in one line in memory form a run; each run must be a product of target dimensions.
-    """
+    """Strides of a view with another shape, None where only a copy can have it; in elements, as numpy finds them."""
     if math.prod(shape) in (0, 1):
         return dense_strides(target)
-    result: list[int] = []
-    runs = _runs(shape, strides)
-    at, filled = 0, 1
-    for size in reversed(target):
-        if size != 1 and filled == runs[at][0]:
-            at, filled = at + 1, 1
-        elements, step = runs[at]
-        if elements % (filled * size):
-            return None
-        result.append(step * filled)
-        filled *= size
-    return tuple(reversed(result))
+    source = np.lib.stride_tricks.as_strided(np.empty(1, np.int8), shape, strides, writeable=False)
+    try:
+        return source.reshape(tuple(target), copy=False).strides
+    except ValueError:
+        return None
 
 
 def _arranges(node: Node) -> bool:
@@ -119,11 +98,6 @@ class Storages:
         """
         known = self._strides.get(name)
         return dense_strides(self._graph.tensors[name].shape) if known is None else known
-
-    @property
-    def views(self) -> Mapping[str, str]:
-        """By tensor that lies in another one's storage, the name of that one."""
-        return self._roots
 
     def root(self, name: str) -> str:
         """Name of the tensor that owns a tensor's storage."""

@@ -18,14 +18,14 @@ from planner.errors import ModelError
 from planner.importers.formats import damaged
 from planner.importers.onnx_graph.nodes import node_label, plain_attributes, subgraphs
 from planner.importers.onnx_graph.sequences import price_as_bags
-from planner.importers.onnx_graph.work import TensorType, WorkNode
+from planner.importers.onnx_graph.work import INT64, TensorType, WorkNode
 
 if TYPE_CHECKING:
     import onnx
 
     from planner.importers.onnx_graph.resolve import Frame, Handler, Resolver
 
-_INT64 = TensorType((), 7)
+_NUMBER = TensorType((), INT64)
 _GRAPH = 5
 _NO_LIMIT = (1 << 63) - 1
 """Trip count that means no limit: exporters write the largest integer."""
@@ -63,7 +63,7 @@ def call_function(resolver: Resolver, node: onnx.NodeProto, function: onnx.Funct
         resolver.hints.setdefault(names.get(value.name, value.name), value.type)
     versions = {**frame.versions, **{entry.domain: entry.version for entry in function.opset_import}}
     versions = {("" if domain == "ai.onnx" else domain): version for domain, version in versions.items()}
-    inner_frame = replace(frame, versions=versions, scope=frame.scope_of(node))
+    inner_frame = replace(frame.inside(node), versions=versions)
     resolver.work.fates["plumbing"] += 1
     resolver.walk((_renamed(inner, names, given) for inner in function.node), inner_frame)
     for source, target in passed:
@@ -122,11 +122,11 @@ def _loop(resolver: Resolver, node: onnx.NodeProto, frame: Frame) -> None:
     if price_as_bags(resolver, node, body, frame):
         return
     trips = _trip_count(resolver, node)
-    inner = replace(frame, repeat=frame.repeat * trips, scope=frame.scope_of(node))
+    inner = frame.inside(node, trips)
     prefix = _prefix(node)
     names = {}
     counter, condition = body.input[0].name, body.input[1].name
-    resolver.store(prefix + counter, _INT64)
+    resolver.store(prefix + counter, _NUMBER)
     resolver.store(prefix + condition, TensorType((), 9), np.array(True))
     names[counter], names[condition] = prefix + counter, prefix + condition
     carried = list(node.input[2:])
@@ -162,18 +162,16 @@ def _scan(resolver: Resolver, node: onnx.NodeProto, frame: Frame) -> None:
         raise damaged(f"{label} has {len(given_axes)} axes for {scanned} inputs to scan")
     axes = [resolver.axis(axis, len(shape), label) for axis, shape in zip(given_axes, shapes, strict=True)]
     trips = _limited(resolver, label, shapes[0][axes[0]])
-    inner = replace(frame, repeat=frame.repeat * trips, scope=frame.scope_of(node))
+    inner = frame.inside(node, trips)
     prefix = _prefix(node)
     names = {formal: prefix + formal for formal in formals}
     for formal, initial in zip(formals[:states], actuals[:states], strict=True):
         resolver.alias(initial, names[formal], inner, pinned=True)
     index = prefix + "index"
-    resolver.store(index, _INT64)
+    resolver.store(index, _NUMBER)
     for formal, source, axis, shape in zip(formals[states:], sources, axes, shapes, strict=True):
         taken = TensorType((*shape[:axis], *shape[axis + 1 :]), resolver.type_of(source, label).element)
-        step = WorkNode("Gather", [source, index], [names[formal]], {"axis": axis}, "", inner.scope, inner.repeat)
-        resolver.emit(step, [taken])
-        resolver.work.total_nodes += 1
+        resolver.add("Gather", [source, index], names[formal], taken, inner, axis=axis)
     resolver.work.fates["plumbing"] += 1
     outputs = _body(resolver, node, body, names, inner)
     out_axes = _ints(attributes.get("scan_output_axes", (0,) * (len(outputs) - states)))
@@ -239,8 +237,7 @@ def _body(
         if value.type.HasField("tensor_type"):
             resolver.hints.setdefault(all_names.get(value.name, value.name), value.type)
     resolver.store_initializers(body, all_names)
-    inner = replace(frame, scope=frame.scope_of(node))
-    resolver.walk((_renamed(n, all_names, {}) for n in body.node), inner)
+    resolver.walk((_renamed(n, all_names, {}) for n in body.node), frame.inside(node))
     return [all_names.get(value.name, value.name) for value in body.output]
 
 
@@ -271,14 +268,10 @@ def _stack(
     kind = resolver.type_of(source, label)
     axis = resolver.axis(axis, len(kind.shape) + 1, label)
     single = (*kind.shape[:axis], 1, *kind.shape[axis:])
-    where, turn = f"{target}/axis", f"{target}/turn"
-    resolver.store(where, TensorType((1,), 7), np.array([axis], dtype=np.int64))
-    unsqueeze = WorkNode("Unsqueeze", [source, where], [turn], {}, "", inner.scope, inner.repeat)
-    resolver.emit(unsqueeze, [TensorType(single, kind.element)])
-    stacked = (*kind.shape[:axis], trips, *kind.shape[axis:])
-    concat = WorkNode("Concat", [turn] * trips, [target], {"axis": axis}, "", inner.scope, frame.repeat)
-    resolver.emit(concat, [TensorType(stacked, kind.element)])
-    resolver.work.total_nodes += 2
+    where = resolver.store_integers(f"{target}/axis", [axis])
+    turn = resolver.add("Unsqueeze", [source, where], f"{target}/turn", TensorType(single, kind.element), inner)
+    stacked = TensorType((*kind.shape[:axis], trips, *kind.shape[axis:]), kind.element)
+    resolver.add("Concat", [turn] * trips, target, stacked, replace(inner, repeat=frame.repeat), axis=axis)
 
 
 def _renamed(

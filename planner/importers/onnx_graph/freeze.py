@@ -12,7 +12,7 @@ from planner.graph import AttributeValue, ConstantValue, DType, Graph, ImportRep
 from planner.importers.onnx_graph.dims import batch_size
 from planner.importers.onnx_graph.weights import lost_parameters
 from planner.importers.onnx_graph.work import Array, WorkGraph
-from planner.operators import batch_flow, rule_of
+from planner.operators import batch_flow, permutation, rule_of
 
 _NO_ATTRIBUTES: Mapping[str, AttributeValue] = MappingProxyType({})
 
@@ -150,9 +150,7 @@ def _order(work: WorkGraph, tensor: str, sources: tuple[str, ...]) -> tuple[int,
     while name in work.region:
         node = work.region[name]
         if node.op == "Transpose":
-            given = node.attributes.get("perm")
-            perm = [int(axis) for axis in given] if isinstance(given, (tuple, list)) else list(range(rank))[::-1]
-            order = tuple(perm[axis] for axis in order)
+            order = tuple(permutation(node.attributes, rank)[axis] for axis in order)
         elif not rule_of(node.op).hands_on or work.types[name].shape != work.types[node.inputs[0]].shape:
             return None
         name = node.inputs[0]

@@ -96,10 +96,7 @@ class Inference:
         self.unknown_operators: Counter[str] = Counter()
         self._work, self._hints, self._dims = work, hints, dims
         self._versions, self._ir_version = versions, ir_version
-        self._protos: dict[str, onnx.TypeProto] = {}
-        self._data: dict[str, onnx.TensorProto] = {}
         self._inferred: dict[Hashable, tuple[list[Partial | None], list[TensorType | None]]] = {}
-        self._stated: dict[bytes, Partial] = {}
         self._expert_parts: dict[str, Fraction] = {}
 
     def outputs(
@@ -160,10 +157,7 @@ class Inference:
 
     def stated(self, name: str) -> Partial:
         """The type that the file declares for a value; the value must have a hint."""
-        text = self._hints[name].SerializeToString()
-        if text not in self._stated:
-            self._stated[text] = Partial.of(self._hints[name], self._dims)
-        return self._stated[text]
+        return Partial.of(self._hints[name], self._dims)
 
     def _standard(
         self, proto: onnx.NodeProto, node: WorkNode, versions: Mapping[str, int]
@@ -174,7 +168,7 @@ class Inference:
             ModelError: the node makes a sequence, or cannot take what it reads.
         """
         from onnx.checker import ValidationError
-        from onnx.helper import make_opsetid
+        from onnx.helper import make_opsetid, make_tensor_type_proto
         from onnx.shape_inference import InferenceError, infer_node_outputs
 
         fault = contradiction(node, [self._work.types[n] if n else None for n in node.inputs], self._work.values)
@@ -185,19 +179,20 @@ class Inference:
         schema = schema_of(*self._operator(proto, versions))
         if schema is None:
             return nothing, ""
-        known = {name: self._type_proto(name) for name in proto.input if name}
+        kinds = {name: self._work.types[name] for name in proto.input if name}
+        known = {name: make_tensor_type_proto(kind.element, kind.shape) for name, kind in kinds.items()}
         data, imports = self._operand_values(node), [make_opsetid(*each) for each in versions.items()]
         try:
             inferred = infer_node_outputs(schema, proto, known, data, None, imports, self._ir_version)
         except (InferenceError, ValidationError, RuntimeError, ValueError, TypeError) as error:
             return nothing, str(error).strip().splitlines()[0].removeprefix("[ShapeInferenceError] ")
-        kinds = [inferred.get(name) for name in proto.output]
-        if any(kind is not None and kind.WhichOneof("value") == "sequence_type" for kind in kinds):
+        results = [inferred.get(name) for name in proto.output]
+        if any(kind is not None and kind.WhichOneof("value") == "sequence_type" for kind in results):
             raise ModelError(
                 f"{node.label} makes a sequence; sequences cannot be followed through it",
                 hint="export the model so that it uses tensors only",
             )
-        return [None if kind is None else Partial.of(kind, {}) for kind in kinds], ""
+        return [None if kind is None else Partial.of(kind, {}) for kind in results], ""
 
     def _call_key(self, proto: onnx.NodeProto, node: WorkNode, versions: Mapping[str, int]) -> Hashable:
         """Cache key of a node's inferred outputs: everything that inference depends on, without tensor names.
@@ -277,25 +272,15 @@ class Inference:
         arrays = [work.values[name] if name else None for name in node.inputs]
         return evaluate(node.op, arrays, node.attributes, version, target) or []
 
-    def _type_proto(self, name: str) -> onnx.TypeProto:
-        if name not in self._protos:
-            from onnx.helper import make_tensor_type_proto
-
-            kind = self._work.types[name]
-            self._protos[name] = make_tensor_type_proto(kind.element, kind.shape)
-        return self._protos[name]
-
     def _operand_values(self, node: WorkNode) -> dict[str, onnx.TensorProto]:
         from onnx import numpy_helper
 
         operand_values = {}
         for name in self.shape_operands(node):
-            if name not in self._data and name in self._work.values:
+            if name in self._work.values:
                 element = self._work.types[name].element
                 array = np.asarray(self._work.values[name], dtype=_NUMPY.get(element))
-                self._data[name] = numpy_helper.from_array(array, name)
-            if name in self._data:
-                operand_values[name] = self._data[name]
+                operand_values[name] = numpy_helper.from_array(array, name)
         return operand_values
 
     def check(self, proto: onnx.NodeProto, versions: Mapping[str, int]) -> None:
@@ -319,14 +304,8 @@ def _standard_form(node: onnx.NodeProto) -> onnx.NodeProto:
         return node
     from onnx import NodeProto
 
-    form = NodeProto()
-    form.CopyFrom(node)
-    form.domain, form.op_type = "", standard
     kept = [a for a in node.attribute if a.name not in ("activation", "activation_params")]
-    del form.attribute[:]
-    form.attribute.extend(kept)
-    del form.input[3:]
-    return form
+    return NodeProto(op_type=standard, input=node.input[:3], output=node.output, attribute=kept)
 
 
 def plain_domain(domain: str) -> str:

@@ -210,26 +210,26 @@ def tensor_value(tensor: onnx.TensorProto) -> Array | None:
     return value.astype(np.float32) if value.dtype.kind == "V" else None
 
 
-_CONSTANTS: Mapping[str, tuple[str, int, Any]] = {
-    "value_int": ("i", 7, np.int64), "value_ints": ("ints", 7, np.int64), "value_float": ("f", 1, np.float32),
-    "value_floats": ("floats", 1, np.float32), "value_string": ("s", 8, None), "value_strings": ("strings", 8, None),
+_CONSTANTS: Mapping[str, tuple[int, Any]] = {
+    "value_int": (7, np.int64), "value_ints": (7, np.int64), "value_float": (1, np.float32),
+    "value_floats": (1, np.float32), "value_string": (8, None), "value_strings": (8, None),
 }  # fmt: skip
-"""By attribute of a Constant node: the field that holds its value, the number of its element type, numpy's type."""
+"""By attribute of a Constant node that is no tensor: the number of its element type, numpy's type."""
 
 
 def constant_value(node: onnx.NodeProto) -> tuple[tuple[int, ...], int, Any] | None:
     """Shape, element type and value (a tensor message or numpy array) of a Constant node; None for an unknown form."""
+    from onnx.helper import get_attribute_value
+
     for attribute in node.attribute:
         if attribute.name == "value":
             return tuple(attribute.t.dims), attribute.t.data_type, attribute.t
         if attribute.name == "sparse_value":
             sparse = attribute.sparse_tensor
             return tuple(sparse.dims), sparse.values.data_type, None
-        field, element, kind = _CONSTANTS.get(attribute.name, ("", 0, None))
-        if field:
-            content = getattr(attribute, field)
-            shape = (len(content),) if field.endswith("s") and len(field) > 1 else ()
-            return shape, element, None if kind is None else np.array(content, dtype=kind)
+        if attribute.name in _CONSTANTS:
+            content, (element, kind) = get_attribute_value(attribute), _CONSTANTS[attribute.name]
+            return np.shape(content), element, None if kind is None else np.array(content, dtype=kind)
     return None
 
 

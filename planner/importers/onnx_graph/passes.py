@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 
 from planner.graph import NO_RULE
+from planner.importers.formats import some
 from planner.importers.onnx_graph.weights import BUFFER_NAMES, is_path
 from planner.importers.onnx_graph.work import WorkGraph, WorkNode
 from planner.operators import rule_of
@@ -240,11 +241,10 @@ def note_missing_parameters(graph: WorkGraph) -> None:
     held.update(origin for name in graph.weights for origin in graph.origins.get(name, ()))
     missing = [name for name, kind in graph.signature.items() if kind == "PARAMETER" and name not in held]
     if missing:
-        shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         graph.warn(
             "parameters-missing",
-            f"{len(missing)} parameters of the module are not in the file and not counted: {shown}; the exporter "
-            "folded them or dropped them as zeros: export with optimize=False",
+            f"{len(missing)} parameters of the module are not in the file and not counted: {some(missing, 3)}; the "
+            "exporter folded them or dropped them as zeros: export with optimize=False",
             missing[0],
         )
 

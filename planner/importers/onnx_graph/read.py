@@ -185,46 +185,42 @@ KEEP_BYTES = 1 << 20
 """Data fields up to this size are kept: they may hold a shape, or a table that an exporter computed."""
 
 _TENSOR_DATA = {4, 5, 7, 9, 10, 11}
-_CHILDREN: dict[str, dict[int, str]] = {
-    "model": {7: "graph", 25: "function"},
-    "function": {7: "node"},
-    "graph": {1: "node", 5: "tensor", 15: "sparse"},
-    "node": {5: "attribute"},
-    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
-    "sparse": {1: "tensor", 2: "tensor"},
-}
+"""Numbers of the fields of a `TensorProto` that hold its data."""
 
 
 class WireError(ValueError):
     """The bytes are no well-formed message: cut off, or not protobuf at all."""
 
 
-def strip_tensor_data(data: Buffer, message: str = "model") -> bytes:
-    """The same message without tensor data fields above `KEEP_BYTES`.
+def strip_tensor_data(data: Buffer) -> bytes:
+    """The same model without tensor data fields above `KEEP_BYTES`.
 
     Linear in the number of fields of messages above that size; data that is left out is not even read from disk when
     `data` is a memory map.
     """
-    return b"".join(_strip(memoryview(data), message))
+    from onnx import ModelProto
+
+    return b"".join(_strip(memoryview(data), ModelProto.DESCRIPTOR))
 
 
-def _strip(data: memoryview, message: str) -> list[Buffer]:
+def _strip(data: memoryview, kind: Descriptor) -> list[Buffer]:
     if len(data) <= KEEP_BYTES:
         return [data]
-    children = _CHILDREN.get(message, {})
     parts: list[Buffer] = []
     position = copied = 0
     while position < len(data):
         start = position
         key, position = _varint(data, position)
-        number = key >> 3
+        field = kind.fields_by_number.get(key >> 3)
+        inner = None if field is None else field.message_type
         position, end = _content(data, position, key & 7)
-        if end - position > KEEP_BYTES and (number in children or (message == "tensor" and number in _TENSOR_DATA)):
+        holds_data = kind.name == "TensorProto" and key >> 3 in _TENSOR_DATA
+        if end - position > KEEP_BYTES and (inner is not None or holds_data):
             parts.append(data[copied:start])
-            if number in children:
-                inner = _strip(data[position:end], children[number])
-                parts.append(_encode(key) + _encode(sum(len(part) for part in inner)))
-                parts.extend(inner)
+            if inner is not None:
+                content = _strip(data[position:end], inner)
+                parts.append(_encode(key) + _encode(sum(len(part) for part in content)))
+                parts.extend(content)
             copied = end
         position = end
     parts.append(data[copied:])

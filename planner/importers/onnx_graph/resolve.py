@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from planner.importers.onnx_graph.sequences import HANDLERS as SEQUENCES
 from planner.importers.onnx_graph.weights import CREATED, is_anonymous, is_path
 from planner.importers.onnx_graph.work import (
     ELEMENT_TYPES,
+    INT64,
     MAX_CONSTANT_ELEMENTS,
     NO_SCOPE,
     Array,
@@ -57,6 +58,10 @@ class Frame:
         scope = onnx_nodes.scope_of(node)
         return self.scope if scope.module is None else scope
 
+    def inside(self, node: onnx.NodeProto, trips: int = 1) -> Frame:
+        """The context of what stands in a node, which may run several times."""
+        return replace(self, repeat=self.repeat * trips, scope=self.scope_of(node))
+
 
 class Resolver:
     """Walks a model's nodes once and builds the working graph.
@@ -77,7 +82,6 @@ class Resolver:
         self.assumed: dict[str, str] = {}
         self.dealt: dict[str, int] = {}
         self.untyped: dict[str, str] = {}
-        self._kinds: dict[TensorType, TensorType] = {}
         graph = model.graph
         inputs = axis_binding.model_inputs(graph)
         names = axis_binding.axis_names(inputs)
@@ -185,14 +189,27 @@ class Resolver:
         if source in self.sequences and not pinned:
             self.sequences[target] = self.sequences[source]
             return
-        attributes: dict[str, AttributeValue] = {"pinned": 1} if pinned else {}
-        node = WorkNode("Identity", [source], [target], attributes, "", frame.scope, frame.repeat)
-        self.work.total_nodes += 1
-        self.emit(node, [self.type_of(source, node.label)])
+        kind = self.type_of(source, f"Identity {target!r}")
+        mark: dict[str, Any] = {"pinned": 1} if pinned else {}
+        self.add("Identity", [source], target, kind, frame, **mark)
         if not pinned and source in self.work.values:
             self.work.values[target] = self.work.values[source]
         if source in self.assumed:
             self.assumed[target] = self.assumed[source]
+
+    def add(
+        self, op: str, inputs: list[str], target: str, kind: TensorType, frame: Frame, name: str = "",
+        **attributes: AttributeValue,
+    ) -> str:  # fmt: skip
+        """Add an operator that stands for a part of one in the file; the name of its result."""
+        self.work.total_nodes += 1
+        self.emit(WorkNode(op, inputs, [target], attributes, name, frame.scope, frame.repeat), [kind])
+        return target
+
+    def store_integers(self, name: str, values: Sequence[int]) -> str:
+        """Add a vector of known integers, which an added operator reads; its name."""
+        self.store(name, TensorType((len(values),), INT64), np.array(values, dtype=np.int64))
+        return name
 
     def store(self, name: str, kind: TensorType, value: Array | None = None) -> None:
         """Add a tensor that the file holds."""
@@ -447,8 +464,7 @@ class Resolver:
             raise ModelError(f"tensor {name!r} has the unknown element type {element}", hint="update onnx")
         if min(shape, default=0) < 0:
             raise damaged(f"{name!r} has the shape {list(shape)}")
-        stored_type = TensorType(shape, element)
-        return self._kinds.setdefault(stored_type, stored_type)
+        return TensorType(shape, element)
 
     def _small_value(self, tensor: onnx.TensorProto, name: str, kind: TensorType) -> Array | None:
         """A stored tensor's value where it is small and in the file.

@@ -18,7 +18,7 @@ import numpy as np
 
 from planner.errors import ModelError
 from planner.importers.onnx_graph.nodes import node_label, plain_attributes, subgraphs
-from planner.importers.onnx_graph.work import Array, TensorType, WorkNode
+from planner.importers.onnx_graph.work import INT64, Array, TensorType, WorkNode
 
 if TYPE_CHECKING:
     import onnx
@@ -61,7 +61,7 @@ def _at(resolver: Resolver, node: onnx.NodeProto, frame: Frame) -> None:
 def _length(resolver: Resolver, node: onnx.NodeProto, frame: Frame) -> None:
     resolver.work.fates["plumbing"] += 1
     count = np.array(len(_elements(resolver, node)), dtype=np.int64)
-    resolver.store(node.output[0], TensorType((), 7), count)
+    resolver.store(node.output[0], TensorType((), INT64), count)
 
 
 def _split(resolver: Resolver, node: onnx.NodeProto, frame: Frame) -> None:
@@ -83,8 +83,7 @@ def _split(resolver: Resolver, node: onnx.NodeProto, frame: Frame) -> None:
     else:
         sizes = [1] * size
     names = [f"{node.output[0]}/{i}" for i in range(len(sizes))]
-    lengths = f"{node.output[0]}/sizes"
-    resolver.store(lengths, TensorType((len(sizes),), 7), np.array(sizes, dtype=np.int64))
+    lengths = resolver.store_integers(f"{node.output[0]}/sizes", sizes)
     parts = [TensorType((*kind.shape[:axis], s, *kind.shape[axis + 1 :]), kind.element) for s in sizes]
     base = resolver.work_node(node, frame)
     resolver.emit(
@@ -92,17 +91,12 @@ def _split(resolver: Resolver, node: onnx.NodeProto, frame: Frame) -> None:
         parts,
     )
     if not keep:
-        names = [_squeezed(resolver, name, part, axis, base) for name, part in zip(names, parts, strict=True)]
+        inner = frame.inside(node)
+        element = TensorType((*kind.shape[:axis], *kind.shape[axis + 1 :]), kind.element)
+        for i, name in enumerate(names):
+            where = resolver.store_integers(f"{name}/axis", [axis])
+            names[i] = resolver.add("Squeeze", [name, where], f"{name}/element", element, inner)
     resolver.sequences[node.output[0]] = names
-
-
-def _squeezed(resolver: Resolver, name: str, kind: TensorType, axis: int, base: WorkNode) -> str:
-    where, target = f"{name}/axis", f"{name}/element"
-    resolver.store(where, TensorType((1,), 7), np.array([axis], dtype=np.int64))
-    squeeze = WorkNode("Squeeze", [name, where], [target], {}, "", base.scope, base.repeat)
-    resolver.emit(squeeze, [TensorType((*kind.shape[:axis], *kind.shape[axis + 1 :]), kind.element)])
-    resolver.work.total_nodes += 1
-    return target
 
 
 def _concat(resolver: Resolver, node: onnx.NodeProto, frame: Frame) -> None:
@@ -119,13 +113,10 @@ def _concat(resolver: Resolver, node: onnx.NodeProto, frame: Frame) -> None:
         raise _cannot(resolver, node, "its elements have different numbers of dimensions")
     inputs = list(elements)
     if new_axis:
-        where = f"{node.output[0]}/axis"
-        resolver.store(where, TensorType((1,), 7), np.array([axis], dtype=np.int64))
+        where = resolver.store_integers(f"{node.output[0]}/axis", [axis])
         for i, (name, kind) in enumerate(zip(elements, kinds, strict=True)):
-            inputs[i] = f"{node.output[0]}/{i}"
-            unsqueeze = WorkNode("Unsqueeze", [name, where], [inputs[i]], {}, "", base.scope, base.repeat)
-            resolver.emit(unsqueeze, [TensorType((*kind.shape[:axis], 1, *kind.shape[axis:]), kind.element)])
-            resolver.work.total_nodes += 1
+            single = TensorType((*kind.shape[:axis], 1, *kind.shape[axis:]), kind.element)
+            inputs[i] = resolver.add("Unsqueeze", [name, where], f"{node.output[0]}/{i}", single, frame.inside(node))
     total = len(elements) if new_axis else sum(kind.shape[axis] for kind in kinds)
     first = kinds[0].shape
     shape = (*first[:axis], total, *first[axis + (not new_axis) :])
@@ -172,7 +163,6 @@ HANDLERS: dict[str, Handler] = {
 
 
 _REDUCTIONS = ("ReduceSum", "ReduceMean", "ReduceMax")
-_SHAPE = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,8 +196,7 @@ def price_as_bags(resolver: Resolver, node: onnx.NodeProto, body: onnx.GraphProt
     total = resolver.type_of(bags.rows, node.name).shape[0]
     if count < 1 or total % count:
         return False
-    like = WorkNode("Loop", [], [target], {}, node.name, frame.scope_of(node), frame.repeat)
-    _emit(resolver, bags, count, target, like)
+    _emit(resolver, bags, count, target, node.name, frame.inside(node))
     states = len(node.input) - 2
     for made, inner in zip(node.output[:states], body.output[1:], strict=False):
         if made and makers[inner.name].op_type == "SequenceInsert":
@@ -274,22 +263,17 @@ def _stacked(node: onnx.NodeProto, body: onnx.GraphProto, makers: Mapping[str, o
     return ""
 
 
-def _emit(resolver: Resolver, bags: _Bags, count: int, target: str, like: WorkNode) -> None:
+def _emit(resolver: Resolver, bags: _Bags, count: int, target: str, loop: str, frame: Frame) -> None:
     """Gather all rows, lay them out by bag, reduce each bag."""
-
-    def add(op: str, inputs: list[str], output: str, kind: TensorType, **attributes: int | tuple[int, ...]) -> str:
-        resolver.emit(WorkNode(op, inputs, [output], dict(attributes), like.name, like.scope, like.repeat), [kind])
-        resolver.work.total_nodes += 1
-        return output
-
     rows = bags.rows
     if bags.table:
-        table, indices = (resolver.type_of(name, like.name) for name in (bags.table, rows))
+        table, indices = (resolver.type_of(name, loop) for name in (bags.table, rows))
         gathered = TensorType((*indices.shape, *table.shape[1:]), table.element)
-        rows = add("Gather", [bags.table, rows], f"{target}/rows", gathered, axis=0)
-    kind = resolver.type_of(rows, like.name)
+        rows = resolver.add("Gather", [bags.table, rows], f"{target}/rows", gathered, frame, loop, axis=0)
+    kind = resolver.type_of(rows, loop)
     shape = (count, kind.shape[0] // count, *kind.shape[1:])
-    resolver.store(f"{target}/shape", TensorType((len(shape),), _SHAPE), np.array(shape, dtype=np.int64))
-    laid = add("Reshape", [rows, f"{target}/shape"], f"{target}/laid", TensorType(shape, kind.element))
+    sizes = resolver.store_integers(f"{target}/shape", shape)
+    laid_out = TensorType(shape, kind.element)
+    laid = resolver.add("Reshape", [rows, sizes], f"{target}/laid", laid_out, frame, loop)
     reduced = TensorType((count, *kind.shape[1:]), kind.element)
-    add(bags.reduction, [laid], target, reduced, axes=(1,), keepdims=0)
+    resolver.add(bags.reduction, [laid], target, reduced, frame, loop, axes=(1,), keepdims=0)

@@ -13,15 +13,18 @@ table below is all that is assumed, and every decision is said in a note.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from planner.graph import Parameter, WeightRead
+from planner.importers.formats import some
 from planner.importers.onnx_graph.weights import STATISTICS, Use, is_named, is_path, module_label, uses
 from planner.importers.onnx_graph.work import TensorType, WorkGraph, WorkNode
 from planner.operators import Role, rule_of
 
 SMALLEST_VOCABULARY = 256
+_SHOWN = 4
+"""Most modules that a note lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,16 +404,11 @@ def note_ties(graph: WorkGraph) -> None:
     for name, modules in owners.items():
         if len(modules) < 2:
             continue
-        label, shown = graph.weights[name].label, _some(modules)
+        label, shown = graph.weights[name].label, some(modules, _SHOWN)
         if len(carriers[name]) == 1 and name not in carriers[name]:
             graph.info("shared-table", f"a table computed from {label} alone is read by {shown}", name)
         else:
             graph.info("tied-parameter", f"{label} is one weight used by {shown}", name)
-
-
-def _some(names: Iterable[str]) -> str:
-    listed = list(names)
-    return ", ".join(listed[:4]) + (f" and {len(listed) - 4} more" if len(listed) > 4 else "")
 
 
 def order_weights(graph: WorkGraph) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from planner.graph import Parameter, WeightRead
 from planner.importers.onnx_graph.nodes import tensor_value
 from planner.importers.onnx_graph.work import Array, TensorType, WorkGraph, WorkNode
-from planner.operators import Role, rule_of
+from planner.operators import Role, permutation, rule_of
 
 _JOINING = frozenset({
     "Concat", "Add", "Sub", "Mul", "Div", "MatMul", "Gemm", "Sum", "Sqrt", "Pow", "Einsum", "ReduceSum", "ReduceMean",
@@ -197,7 +197,8 @@ def _trace(
     if node.op in ("Shape", "Size"):
         return ()
     origins: dict[Origin, None] = {}
-    flips = node.op == "Transpose" and _swaps_last(node, len(graph.types[tensor].shape))
+    rank = len(graph.types[tensor].shape)
+    flips = node.op == "Transpose" and rank >= 2 and permutation(node.attributes, rank)[-1] != rank - 1
     dequantizes = node.op.endswith("DequantizeLinear")
     for slot, name in enumerate(node.inputs):
         if not name:
@@ -221,11 +222,6 @@ def _role_inside(node: WorkNode, slot: int, role: Role) -> Role:
         return slot_role
     carries = node.op in _JOINING or (role is Role.MATRIX and rule.differentiable(slot))
     return role if carries else Role.OTHER
-
-
-def _swaps_last(node: WorkNode, rank: int) -> bool:
-    perm = node.attributes.get("perm", tuple(reversed(range(rank))))
-    return isinstance(perm, tuple) and rank >= 2 and perm[-1] != rank - 1
 
 
 def _weight(graph: WorkGraph, use: Use) -> Parameter | None:

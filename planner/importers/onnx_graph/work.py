@@ -29,6 +29,10 @@ ELEMENT_TYPES: dict[int, DType] = {
 """ONNX element type numbers by DType; the several 8-bit float layouts are one to a planner."""
 
 
+INT64 = 7
+"""ONNX's number of the type of shapes, axes and places."""
+
+
 class TensorType(NamedTuple):
     """Shape and element type of a value; the ONNX element type number is kept for shape inference."""
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from planner.graph import AttributeValue, ConstantValue, DType, Graph, Node, Tensor, TensorKind
+from planner.operators.entry import permutation
 from planner.operators.formulas import is_number
 from planner.operators.rewriting import PATTERNS, Pattern, Rewrite
 from planner.operators.specs import needs_gradient
@@ -239,11 +240,8 @@ def _add_mask(graph: Graph, node: Node, name: str, spelling: _Spelling) -> None:
     if len(tensor.shape) == 3 and rank == 3:
         joined = _with_heads(tensor.shape, spelling)
         shape = joined if len(joined) == 4 else (tensor.shape[0], 1, *tensor.shape[1:])
-        sizes = f"{name}@sizes.{node.key}"
-        made = replace(tensor, name=f"{name}@heads.{node.key}", shape=shape)
-        spelling.tensors.append(Tensor(sizes, (4,), DType.INT64, TensorKind.CONSTANT))
-        spelling.constants[sizes] = shape
-        name, tensor = spelling.make(node, "Reshape", (name, sizes), made), made
+        name = _viewed(tensor, shape, node, spelling, "heads")
+        tensor = spelling.tensor(graph, name)
     if not spelling.mask:
         spelling.mask = name
         return
@@ -290,7 +288,7 @@ def _keys(graph: Graph, product: int, last: Node, spelling: _Spelling) -> str:
         index, node = at
         if node.op == "Transpose":
             before = graph.tensors[node.inputs[0]].shape
-            perm = _permutation(node, len(before))
+            perm = permutation(node.attributes, len(before))
             spelling.nodes.add(index)
             swapped = _swapped(perm)
             if swapped == tuple(range(len(perm))):
@@ -351,22 +349,17 @@ def _reshaped(graph: Graph, name: str, wanted: tuple[int, ...], like: Node, spel
     return name if graph.tensors[name].shape == wanted else _viewed(graph.tensors[name], wanted, like, spelling)
 
 
-def _viewed(tensor: Tensor, wanted: tuple[int, ...], like: Node, spelling: _Spelling) -> str:
-    """Add a reshape of a tensor; the result's name."""
+def _viewed(tensor: Tensor, wanted: tuple[int, ...], like: Node, spelling: _Spelling, what: str = "keys") -> str:
+    """Add a reshape of a tensor; the result's name, in which `what` says what it is for."""
     sizes = f"{tensor.name}@sizes.{like.key}"
     spelling.tensors.append(Tensor(sizes, (len(wanted),), DType.INT64, TensorKind.CONSTANT))
     spelling.constants[sizes] = wanted
-    made = replace(tensor, name=f"{tensor.name}@keys.{like.key}", shape=wanted)
+    made = replace(tensor, name=f"{tensor.name}@{what}.{like.key}", shape=wanted)
     return spelling.make(like, "Reshape", (tensor.name, sizes), made)
-
-
-def _permutation(node: Node, rank: int) -> tuple[int, ...]:
-    given = node.attributes.get("perm")
-    return tuple(int(d) for d in given) if isinstance(given, tuple) else tuple(range(rank))[::-1]
 
 
 def _swapped(dims: tuple[int, ...]) -> tuple[int, ...]:
     return (*dims[:-2], dims[-1], dims[-2])
 
 
-PATTERNS.register("attention", Pattern(frozenset({"MatMul"}), _attention, among=frozenset({"Softmax"})))
+PATTERNS.register("attention", Pattern(frozenset({"MatMul"}), _attention))

@@ -20,28 +20,29 @@ from planner.operators.assemble import (
     streaming,
     traffic,
 )
-from planner.operators.entry import (
-    OpCall,
-    Role,
-    Rule,
-    Shaped,
-    as_first,
-    like,
-)
+from planner.operators.entry import OpCall, Role, Rule, Shaped, Statistics, as_first, like
 from planner.operators.types import LoopNest, OpSpec, Saved, Traffic
 
 
 @dataclass(frozen=True, slots=True)
 class Unary:
-    """A function of one tensor: flops an element forward and backward, which of `x`, `y` is kept, whether it folds.
+    """A function of one tensor, element by element or along axes.
 
-    Without work backward no gradient flows through it.
+    Attributes:
+        forward: flops an element of the tensor.
+        backward: the same backward; without them no gradient flows through it.
+        keeps: `x` the tensor, `y` the result, `s` the sum inside a reduction.
+        folds: as in `Rule`.
+        adds: results of parts along a reduced axis add up to that of the whole.
+        statistics: what ranks exchange along a reduced axis where they do not, if that is known.
     """
 
     forward: float
     backward: float = 0.0
     keeps: str = ""
     folds: bool = False
+    adds: bool = False
+    statistics: Statistics | None = None
 
 
 UNARY = {

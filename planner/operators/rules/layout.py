@@ -16,7 +16,7 @@ import numpy as np
 
 from planner.graph import Node
 from planner.operators.assemble import ALIAS, elements_like, plumbing, streaming, traffic, view
-from planner.operators.entry import Array, OpCall, Rule, as_first
+from planner.operators.entry import Array, OpCall, Rule, as_first, permutation
 from planner.operators.flow import BatchFactor, Flow, along_nests, places
 from planner.operators.rules.elementwise import broadcast_nest
 from planner.operators.storage import reshaped_strides
@@ -211,7 +211,7 @@ Rule(ports=(0,), values=(1,)).register("CenterCropPad", build=_result_only)
 
 
 def _transposed_strides(call: OpCall, strides: tuple[int, ...]) -> tuple[int, ...] | None:
-    return tuple(strides[p] for p in call.ints("perm", tuple(reversed(range(len(strides))))))
+    return tuple(strides[p] for p in permutation(call.attributes, len(strides)))
 
 
 @Rule(ports=(0,), folds=True, strides=_transposed_strides, rearranges=True, linear=True).of("Transpose")
@@ -219,7 +219,7 @@ def transpose(call: OpCall) -> OpSpec:
     """Dimensions in another order; moving only dimensions of size 1 moves nothing."""
     shape = call.input(0).shape
     rank = len(shape)
-    order = call.ints("perm", tuple(reversed(range(rank))))
+    order = permutation(call.attributes, rank)
     nest = call.nest(f"d.. -> {' '.join(f'd{k % rank}' for k in order)}")
     moved = [k for k in order if shape[k] != 1]
     if moved == sorted(moved):
@@ -273,22 +273,16 @@ def split(call: OpCall) -> OpSpec:
 
 
 def _expand_travel(flow: Flow, i: int, node: Node) -> None:
-    """Broadcast to a fixed shape; a first dimension that grows to the batch size follows the batch."""
-    source, output = flow.shape(node.inputs[0]), flow.shape(node.outputs[0])
-    lead = len(output) - len(source)
-    marks: list[BatchFactor | None] = [*(None for _ in range(lead)), *flow.of(node.inputs[0])]
-    grows = lead > 0 or source[0] == 1
-    if output and output[0] == flow.batch > 1 and grows and not any(marks):
-        marks[0] = BatchFactor()
-    flow.set(node.outputs[0], marks)
+    """Broadcast to a fixed shape."""
+    marks = flow.of(node.inputs[0])
+    lead = len(flow.shape(node.outputs[0])) - len(marks)
+    flow.set(node.outputs[0], [*[None] * lead, *marks])
     flow.note_shape(i, 1, node.outputs[0])
 
 
 def _expanded_strides(call: OpCall, strides: tuple[int, ...]) -> tuple[int, ...] | None:
     source, result = call.input(0).shape, call.output().shape
     lead = len(result) - len(source)
-    if lead < 0:
-        return None
     inner = (s if a == b else 0 for s, a, b in zip(strides, source, result[lead:], strict=True))
     return (*((0,) * lead), *inner)
 
@@ -310,15 +304,12 @@ def expand(call: OpCall) -> OpSpec:
 
 
 def _tile_travel(flow: Flow, i: int, node: Node) -> None:
-    """Repeated along each dimension; a first dimension repeated batch times follows the batch."""
+    """Repeated along each dimension."""
     source, output = flow.shape(node.inputs[0]), flow.shape(node.outputs[0])
     marks = list(flow.of(node.inputs[0]))
     for d, (mark, a, b) in enumerate(zip(marks, source, output, strict=True)):
         if mark is not None:
             marks[d] = BatchFactor(mark.outer * (b // a), mark.inner)
-    if output and source[0] == 1 and output[0] == flow.batch > 1 and not any(marks):
-        marks[0] = BatchFactor()
-        flow.edit(i, 1, [d == 0 for d in range(len(marks))])
     flow.set(node.outputs[0], marks)
 
 

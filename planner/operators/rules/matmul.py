@@ -98,10 +98,6 @@ def _gemm_line(call: OpCall) -> str:
     return f"{left}, {right} -> m n"
 
 
-def _plain_line(call: OpCall) -> str:
-    return product_line(call, 0, 1)
-
-
 def bias_nest(call: OpCall, position: int, result: str) -> LoopNest | None:
     """Adds an operand, aligned with the result's dimensions from the right, to the result; None without one."""
     if not call.has(position):
@@ -114,7 +110,9 @@ def bias_nest(call: OpCall, position: int, result: str) -> LoopNest | None:
 @Rule(infer=partial(_results, line=_gemm_line), weights=WEIGHT_AND_BIAS, ranks={0: (2,), 1: (2,)}, heavy=True).of(
     "com.microsoft.FusedGemm"
 )
-@Rule(infer=partial(_results, line=_plain_line), weights=WEIGHT_AND_BIAS, heavy=True).of("com.microsoft.GemmFastGelu")
+@Rule(infer=partial(_results, line=partial(product_line, a=0, b=1)), weights=WEIGHT_AND_BIAS, heavy=True).of(
+    "com.microsoft.GemmFastGelu"
+)
 def fused_gemm(call: OpCall) -> OpSpec:
     """A product with bias and activation in one kernel; the activation keeps the result."""
     if call.op.endswith("GemmFastGelu"):

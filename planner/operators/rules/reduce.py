@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from planner.operators.assemble import (
     elements_like,
@@ -15,39 +14,24 @@ from planner.operators.assemble import (
     traffic,
 )
 from planner.operators.entry import OpCall, Rule, Statistics, as_first
-from planner.operators.rules.elementwise import broadcast_nest
+from planner.operators.rules.elementwise import Unary, broadcast_nest
 from planner.operators.types import DimKind, LoopNest, OpSpec, Saved
-
-
-@dataclass(frozen=True, slots=True)
-class Reduction:
-    """A reduction: flops an input element, what is kept (`x`, `y`, `s` for the inner sum), whether partial sums add.
-
-    Where they do not, `statistics` says what ranks exchange instead, if that is known.
-    """
-
-    flops: float
-    keeps: str = ""
-    adds: bool = False
-    statistics: Statistics | None = None
-    folds: bool = False
-
 
 _ONE = Statistics((1,))
 REDUCTIONS = {
-    "ReduceL1": Reduction(2, "x", True),
-    "ReduceL2": Reduction(2, "xy", statistics=_ONE),
-    "ReduceLogSum": Reduction(1, "s", statistics=_ONE),
-    "ReduceLogSumExp": Reduction(6, "xy", statistics=Statistics((1, 1))),
-    "ReduceMax": Reduction(1, "xy", statistics=_ONE, folds=True),
-    "ReduceMean": Reduction(1, "", True),
-    "ReduceMin": Reduction(1, "xy", statistics=_ONE, folds=True),
-    "ReduceProd": Reduction(1, "xy", folds=True),
-    "ReduceSum": Reduction(1, "", True, folds=True),
-    "ReduceSumSquare": Reduction(2, "x", True),
-    "GlobalAveragePool": Reduction(1, "", True),
-    "GlobalMaxPool": Reduction(1, "xy", statistics=_ONE),
-    "GlobalLpPool": Reduction(2, "xy"),
+    "ReduceL1": Unary(2, 2, "x", adds=True),
+    "ReduceL2": Unary(2, 2, "xy", statistics=_ONE),
+    "ReduceLogSum": Unary(1, 1, "s", statistics=_ONE),
+    "ReduceLogSumExp": Unary(6, 6, "xy", statistics=Statistics((1, 1))),
+    "ReduceMax": Unary(1, 1, "xy", statistics=_ONE, folds=True),
+    "ReduceMean": Unary(1, 1, adds=True),
+    "ReduceMin": Unary(1, 1, "xy", statistics=_ONE, folds=True),
+    "ReduceProd": Unary(1, 1, "xy", folds=True),
+    "ReduceSum": Unary(1, 1, adds=True, folds=True),
+    "ReduceSumSquare": Unary(2, 2, "x", adds=True),
+    "GlobalAveragePool": Unary(1, 1, adds=True),
+    "GlobalMaxPool": Unary(1, 1, "xy", statistics=_ONE),
+    "GlobalLpPool": Unary(2, 2, "xy"),
 }
 
 
@@ -89,8 +73,8 @@ def _reduce(call: OpCall) -> OpSpec:
     x, result = call.input(0), call.output()
     inner = (keep_extra(0, result.elements, result),) if "s" in entry.keeps else ()
     saved = (*keep_letters(call, entry.keeps), *inner)
-    nest = reduction_nest(call, DimKind.REDUCED if entry.adds else DimKind.COUPLED, entry.flops * x.elements)
-    return streaming(call, nest, saved=saved, backward_flops=max(1.0, entry.flops) * x.elements)
+    nest = reduction_nest(call, DimKind.REDUCED if entry.adds else DimKind.COUPLED, entry.forward * x.elements)
+    return streaming(call, nest, saved=saved, backward_flops=float(entry.backward * x.elements))
 
 
 for _op, _entry in REDUCTIONS.items():
