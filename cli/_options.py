@@ -75,7 +75,7 @@ def hardware_option(
     return click.option("--hardware", "-H", shell_complete=complete("hardware"), help=help_text, **further)
 
 
-class Parsed(click.ParamType):  # type: ignore[type-arg]
+def parsed(name: str, read: Callable[[str], Any], wanted: str) -> click.ParamType[Any]:
     """An option type whose value a function reads from text.
 
     Args:
@@ -84,15 +84,15 @@ class Parsed(click.ParamType):  # type: ignore[type-arg]
         wanted: end of the error message, which begins with the text.
     """
 
-    def __init__(self, name: str, read: Callable[[str], Any], wanted: str) -> None:
-        self.name, self._read, self._wanted = name, read, wanted
+    def convert(text: str) -> Any:  # noqa: ANN401
+        value = read(text)
+        if value is None:
+            raise click.BadParameter(f"{text!r} is {wanted}")
+        return value
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401
-        """The value of a text; a value that is no text is returned as it is."""
-        parsed = self._read(value) if isinstance(value, str) else value
-        if parsed is None:
-            self.fail(f"{value!r} is {self._wanted}", param, ctx)
-        return parsed
+    kind = click.types.FuncParamType(convert)
+    kind.name = name
+    return kind
 
 
 def _nodes(text: str) -> int | str | None:
@@ -102,7 +102,7 @@ def _nodes(text: str) -> int | str | None:
     return text.lower() if "x" in text.lower() else int(text)
 
 
-def fraction(most: float) -> Parsed:
+def fraction(most: float) -> click.ParamType[Any]:
     """`5%` or `0.05`: a fraction from 0 to below `most`."""
 
     def read(text: str) -> float | None:
@@ -112,10 +112,10 @@ def fraction(most: float) -> Parsed:
             return None
         return value if 0 <= value < most else None
 
-    return Parsed("PERCENT", read, "not a part such as 5% or 0.05")
+    return parsed("PERCENT", read, "not a part such as 5% or 0.05")
 
 
-NODES = Parsed("N[xDEVICES]", _nodes, "not a number of nodes of at least 1, nor one such as 4x64")
+NODES = parsed("N[xDEVICES]", _nodes, "not a number of nodes of at least 1, nor one such as 4x64")
 """`4`, or `4x64`: a number of nodes, and how many devices of each are used."""
 
 nodes_option: Decorator = click.option(
@@ -292,7 +292,7 @@ def _numbers(text: str) -> tuple[int, ...] | None:
     return tuple(sorted({int(part) for part in parts}))
 
 
-NUMBERS = Parsed("N[,N..]", _numbers, "not a list of whole numbers such as 1,2,4")
+NUMBERS = parsed("N[,N..]", _numbers, "not a list of whole numbers such as 1,2,4")
 """`8` or `1,2,4,8`: whole numbers of at least one, ascending."""
 
 
@@ -303,7 +303,7 @@ def _meshes(text: str) -> tuple[tuple[int, ...], ...] | None:
     return tuple(dict.fromkeys(tuple(int(size) for size in mesh) for mesh in axes))
 
 
-MESHES = Parsed("NxN[,NxN..]", _meshes, "not a mesh such as 8 or 2x8")
+MESHES = parsed("NxN[,NxN..]", _meshes, "not a mesh such as 8 or 2x8")
 """`8` or `2x8,4x8`: meshes as ranks by axis, outermost first."""
 
 
@@ -312,7 +312,7 @@ def _kept(text: str) -> tuple[str, int] | None:
     return (match[1], int(match[2])) if match else None
 
 
-KEPT = Parsed("BLOCK on stage N", _kept, "not like `layer3 on stage 0`")
+KEPT = parsed("BLOCK on stage N", _kept, "not like `layer3 on stage 0`")
 """`layer3 on stage 0`, or `layer3=0`: a block's name and a stage's number."""
 
 

@@ -172,8 +172,6 @@ def best_so_far(incumbent: float, bound: float, unit: str) -> str:
 
 def say_progress(done: int, total: int, what: str) -> None:
     """Show on a terminal what is being measured."""
-    import click
-
     if sys.stderr.isatty():
         end = "\r" if done + 1 < total else "\r\x1b[K"
         click.echo(f"measuring {done + 1}/{total} {what:<24}", nl=False, err=True)

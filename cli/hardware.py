@@ -219,11 +219,9 @@ def _refuse_existing(output: Path | None, force: bool) -> None:
 
 
 def _write(output: Path | None, text: str) -> None:
-    if output is None or str(output) == "-":
-        click.echo(text, nl=False)
-        return
-    planner.files.write_whole(output, text)
-    click.echo(f"wrote {output}; check it with: shardplan hardware lint {output}")
+    planner.files.write_whole(output or "-", text)
+    if output and str(output) != "-":
+        click.echo(f"wrote {output}; check it with: shardplan hardware lint {output}")
 
 
 def _sketch(
