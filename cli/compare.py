@@ -227,6 +227,5 @@ def sweep(
         kept.close()
     if picture:
         planner.files.write_whole(picture, planner.report.sweep_svg(rows))
-    report = planner.report.sweep_report(rows)
-    show(report, planner.report_to_rows(report), form, output)
+    show(planner.report.sweep_report(rows), form=form, output=output)
     return 0 if any(row.headline for row in rows) else NOTHING_FITS

@@ -14,7 +14,7 @@ import click
 import planner
 
 from ._options import NODES, complete, count, flag, format_option, read_file, refuse_others
-from ._report import say_progress, show, show_rows
+from ._report import say_progress, show
 
 LINK_WORDS = (
     "NAME:BANDWIDTH per port and direction, optionally followed by ,ports=N ,size=N ,latency=TIME ,efficiency=PART."
@@ -51,7 +51,7 @@ def list_profiles(devices: bool, stacks: bool, form: str) -> None:
         raise click.UsageError("--devices and --stacks cannot be combined")
     report = planner.report
     listed = report.stacks_report if stacks else report.devices_report if devices else report.clusters_report
-    show_rows(listed(), form)
+    show(listed(), form=form)
 
 
 @command.command("show", short_help="Show levels, figures and sources.")

@@ -16,7 +16,7 @@ import planner
 
 from . import _options
 from ._options import count, dims_option, format_option, parse_dims
-from ._report import say_progress, show, show_rows
+from ._report import say_progress, show
 
 _onnx_output = click.option(
     "-o", "--output", required=True, type=click.Path(path_type=Path, dir_okay=False), help="ONNX file to write."
@@ -49,14 +49,14 @@ def list_models(family: str | None, form: str) -> None:
       shardplan models list --format json
     """
     types = planner.bundled.bundled_options()
-    families = {*planner.bundled.bundled_families(), *(listed for listed, _ in types.values())}
+    models = [planner.bundled_info(name) for name in planner.bundled_names()]
+    families = {*(info.family for info in models), *(listed for listed, _ in types.values())}
     if family is not None and family not in families:
         raise planner.UsageError(
             f"no family of models is called {family!r}", hint=planner.registry.did_you_mean(family, families)
         )
-    models = [planner.bundled_info(name) for name in planner.bundled_names()]
     models = [info for info in models if family in (None, info.family)]
-    show_rows(planner.report.models_report(models), form)
+    show(planner.report.models_report(models), form=form)
     if family is None or form != "table":
         return
     for model_type, (listed, options) in types.items():
@@ -219,7 +219,7 @@ def profile(ctx: click.Context, /, model: str, form: str, top: int, output: str 
     )
     report = planner.report.profile_report(graph, priced, most_rows=top, remark=_remark(priced.precision, options))
     data = planner.cost_report(graph, priced).document() if form == "json" else None
-    show(report, data, "text" if form == "table" else form)
+    show(report, data, form)
 
 
 def _price(ctx: click.Context, graph: Any, model: str, options: dict[str, Any]) -> Any:  # noqa: ANN401

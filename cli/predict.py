@@ -17,13 +17,6 @@ import planner
 from . import _options
 from ._report import progress_line, say_where, show
 
-_WITH_CONFIG = frozenset(
-    ("model", "hardware", "nodes", "stack", "changes", "devices", "dims", "costs", "global_batch", "precision",
-     "optimizer", "overlap", "headroom", "price", "best", "config", "output", "form")
-)  # fmt: skip
-"""Options that can be combined with --config."""
-
-
 _degree = functools.partial(click.option, type=click.IntRange(min=1), default=1, show_default=True)
 """An option of one number, 1 by default."""
 
@@ -137,7 +130,9 @@ def command(
         graph = _options.load_graph(model, options["dims"], options["costs"])
         cluster = _options.load_hardware(options)
         if config:
-            _options.refuse_others(click.get_current_context(), _WITH_CONFIG, "--config", "say it in the file")
+            ctx = click.get_current_context()
+            in_file = {"framework", "backends", *(field.name for field in dataclasses.fields(planner.Degrees))}
+            _options.refuse_others(ctx, ctx.params.keys() - in_file, "--config", "say it in the file")
             configuration = planner.plans.parse_configuration(
                 _options.read_file(config), graph, name=_options.shown_name(config)
             )
