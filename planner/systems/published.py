@@ -6,7 +6,7 @@ Systems with a planner of their own stand in files of their own.
 from planner.solvers.layouts import Layouts
 from planner.space.job_options import LIMITS, PRICED
 from planner.space.subspaces import Limits, Recompute
-from planner.systems import Semantics, System, register
+from planner.systems import System, register
 from planner.systems.proposals import by_exchange, by_layouts, by_search
 
 # Plain synchronous data parallelism: what every published system compares itself with.
@@ -78,7 +78,6 @@ register(
         key="pipedream-2bw",
         title="PipeDream-2BW",
         solver=by_search,
-        semantics=Semantics.ASYNC,
         source="Narayanan et al., ICML 2021",
         limits=Limits(schedules=("pipedream-2bw",), recompute=(Recompute.BLOCKS, Recompute.STAGES), fewest_stages=2),
         backend={
@@ -95,7 +94,6 @@ register(
         key="pipemare",
         title="PipeMare",
         solver=by_search,
-        semantics=Semantics.ASYNC,
         source="Yang et al., MLSys 2021",
         limits=Limits(schedules=("pipemare",), fewest_stages=2, stage_a_device=True, copies=False),
         backend={
@@ -115,7 +113,6 @@ register(
         key="pipelined-backprop",
         title="Pipelined Backpropagation",
         solver=by_search,
-        semantics=Semantics.ASYNC,
         source="Kosson et al., MLSys 2021; Chen et al. 2018 (SpecTrain)",
         limits=Limits(
             schedules=("pipelined-backprop",), fewest_stages=2, stage_a_device=True, micro_batches=(1,), copies=False

@@ -332,15 +332,11 @@ def within_limits(job: Job, backends: Sequence[Backend]) -> Job:
     )
 
 
-def able(job: Job, backends: Sequence[Backend], graph: Graph) -> tuple[Backend, ...]:
-    """Those of some frameworks that can do what the user wants."""
-    return tuple(backend for backend in backends if _contradiction(job, backend, graph) is None)
-
-
-def contradiction(job: Job, backends: Sequence[Backend], graph: Graph) -> Problem | None:
-    """Why none of some frameworks can do what the user wants of it, one reason at a time; None where one can."""
+def able(job: Job, backends: Sequence[Backend], graph: Graph) -> tuple[tuple[Backend, ...], Problem | None]:
+    """Those of some frameworks that can do what the user wants; if none can, also why the first one cannot."""
     problems = [_contradiction(job, backend, graph) for backend in backends]
-    return None if None in problems or not problems else problems[0]
+    fitting = tuple(backend for backend, problem in zip(backends, problems, strict=True) if problem is None)
+    return fitting, None if fitting or not problems else problems[0]
 
 
 def _contradiction(job: Job, backend: Backend, graph: Graph) -> Problem | None:
