@@ -10,8 +10,9 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -21,6 +22,23 @@ from click.shell_completion import CompletionItem
 import planner
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+Options = SimpleNamespace
+"""Arguments and options of a command, by name."""
+
+
+def command(name: str, group: Any = click, **settings: Any) -> Callable[[Callable[[Options], Any]], click.Command]:  # noqa: ANN401
+    """A command, of a group if one is given, whose function takes its arguments and options as one record."""
+
+    def added(function: Callable[[Options], Any]) -> click.Command:
+        @functools.wraps(function)
+        def call(**options: Any) -> Any:  # noqa: ANN401
+            return function(Options(**options))
+
+        made: click.Command = group.command(name, **settings)(call)
+        return made
+
+    return added
+
 
 flag = functools.partial(click.option, is_flag=True)
 """An option without a value."""
@@ -183,18 +201,18 @@ def for_option(text: str) -> Decorator:
     return click.option("--for", "backends", multiple=True, metavar="NAME", help=text)
 
 
-def job_of(options: Mapping[str, Any], device_count: int, **fields: Any) -> Any:  # noqa: ANN401
+def job_of(given: Options, device_count: int, **fields: Any) -> Any:  # noqa: ANN401
     """The `planner.Job` of the options that have the names of its fields; the library's defaults for the others.
 
     Args:
-        options: values of options by name.
+        given: the options.
         device_count: devices of the cluster, for the default batch.
         fields: further fields.
     """
-    names = (field.name for field in dataclasses.fields(planner.Job))
-    given = {name: options[name] for name in names if options.get(name) not in (None, (), "")}
-    batch = planner.ask.SAMPLES_A_DEVICE * (options["devices"] or device_count)
-    return planner.Job(**{"global_batch": batch, **given, **fields})
+    names = {field.name for field in dataclasses.fields(planner.Job)}
+    asked = {name: value for name, value in vars(given).items() if name in names and value not in (None, (), "")}
+    batch = planner.ask.SAMPLES_A_DEVICE * (given.devices or device_count)
+    return planner.Job(**{"global_batch": batch, **asked, **fields})
 
 
 def format_option(*forms: str) -> Decorator:
@@ -214,21 +232,21 @@ def against_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return model(dims_option(costs_option(hardware(nodes_option(stack_option(command))))))
 
 
-def load_against(own_stack: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
+def load_against(own_stack: str, given: Options) -> tuple[Any, Any]:
     """The graph and the cluster that a plan is compared with, None for each that is not given.
 
     Args:
         own_stack: the plan's stack, used unless `--stack` is given.
-        options: values of `against_options`, and of `set_option` where the command has it.
+        given: those of `against_options`, and of `set_option` where the command has it.
 
     Raises:
         click.UsageError: sizes without a model, or nodes without hardware.
     """
     for name, flag, needed in _BELONGS_TO:
-        if options.get(name) and not options[needed]:
+        if getattr(given, name, None) and not getattr(given, needed):
             raise click.UsageError(f"{flag} needs --{needed}")
-    graph = load_graph(options["model"], options["dims"], options["costs"]) if options["model"] else None
-    return graph, load_hardware(options, stack=options["stack"] or own_stack) if options["hardware"] else None
+    graph = load_graph(given) if given.model else None
+    return graph, load_hardware(given, stack=given.stack or own_stack) if given.hardware else None
 
 
 _BELONGS_TO = (
@@ -241,47 +259,47 @@ _BELONGS_TO = (
 """Names of options, their flags, and the option that they require."""
 
 
-def load_hardware(options: Mapping[str, Any], **otherwise: Any) -> Any:  # noqa: ANN401
+def load_hardware(given: Options, **otherwise: Any) -> Any:  # noqa: ANN401
     """The cluster of `--hardware`, `--nodes`, `--stack` and `--set`.
 
     Args:
-        options: values of options by name.
+        given: the options.
         otherwise: arguments of `planner.load_cluster` that replace these values.
 
     Raises:
         JobError: `--devices` is more than it has.
     """
-    named = {name: options[name] for name in ("nodes", "stack", "changes") if options.get(name)}
-    cluster = planner.load_cluster(options["hardware"], **{**named, **otherwise})
-    planner.hardware.check_devices(cluster, options.get("devices") or 0)
+    named = {name: getattr(given, name) for name in ("nodes", "stack", "changes") if getattr(given, name, None)}
+    cluster = planner.load_cluster(given.hardware, **{**named, **otherwise})
+    planner.hardware.check_devices(cluster, getattr(given, "devices", None) or 0)
     return cluster
 
 
-def own_inputs(plan: Any, plan_file: str, against: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ANN401
+def own_inputs(plan: Any, given: Options) -> Options:  # noqa: ANN401
     """The options completed by the model and hardware that a plan names, at the plan's sizes.
 
     Args:
         plan: the plan.
-        plan_file: its path; files that the plan names are also looked for in its folder.
-        against: values of `against_options`.
+        given: `plan_file`, beside which files that the plan names are also looked for, and `against_options`.
 
     Raises:
         UsageError: the plan does not name its model or hardware, or they are files that are not found.
     """
-    inputs = dict(against)
+    inputs = Options(**vars(given))
     known = {"model": planner.bundled_names, "hardware": planner.cluster_names}
     for name, bundled in known.items():
-        inputs[name] = path = inputs[name] or beside(plan_file, getattr(plan.provenance, name))
-        if path and not os.path.exists(path) and not against[name] and path not in bundled():
+        path = getattr(given, name) or beside(given.plan_file, getattr(plan.provenance, name))
+        setattr(inputs, name, path)
+        if path and not os.path.exists(path) and not getattr(given, name) and path not in bundled():
             words = f"the {name} of the plan, {path}, lies neither here nor beside it"
-            raise planner.UsageError(words, where=shown_name(plan_file), hint=f"name its file by --{name}")
-    if not (inputs["model"] and inputs["hardware"]):
+            raise planner.UsageError(words, where=shown_name(given.plan_file), hint=f"name its file by --{name}")
+    if not (inputs.model and inputs.hardware):
         raise planner.UsageError("the plan names no model and hardware", hint="add --model and --hardware")
-    if not inputs["dims"] and inputs["model"] in planner.bundled_names() and plan.headline and plan.headline.sequence:
-        default_length, sequence = planner.bundled_info(inputs["model"]).seq, plan.headline.sequence
-        inputs["dims"] = (f"seq={sequence}",) if default_length and default_length != sequence else ()
-    if not inputs["nodes"] and planner.load_cluster(inputs["hardware"]).device_count != plan.hardware.device_count:
-        inputs["nodes"] = plan.hardware.nodes
+    if not inputs.dims and inputs.model in planner.bundled_names() and plan.headline and plan.headline.sequence:
+        default_length, sequence = planner.bundled_info(inputs.model).seq, plan.headline.sequence
+        inputs.dims = (f"seq={sequence}",) if default_length and default_length != sequence else ()
+    if not inputs.nodes and planner.load_cluster(inputs.hardware).device_count != plan.hardware.device_count:
+        inputs.nodes = plan.hardware.nodes
     return inputs
 
 
@@ -375,26 +393,27 @@ def shown_name(path: str) -> str:
     return "standard input" if path == "-" else path
 
 
-def given(ctx: click.Context) -> list[str]:
-    """Names of the options on the command line."""
+def on_command_line() -> list[str]:
+    """Names of the options of this command that are on the command line."""
+    ctx = click.get_current_context()
     return [name for name in ctx.params if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]
 
 
-def refuse_others(ctx: click.Context, takes: Collection[str], what: str, hint: str = "leave it out") -> None:
+def refuse_others(takes: Collection[str], what: str, hint: str = "leave it out") -> None:
     """Refuse options on the command line that this use of a command would ignore.
 
     Raises:
         UsageError: there is one; the message names the first.
     """
-    stray = [name for name in given(ctx) if name not in takes]
+    stray = [name for name in on_command_line() if name not in takes]
     if stray:
-        flag = next(p for p in ctx.command.params if p.name == stray[0]).opts[0]
+        flag = next(p for p in click.get_current_context().command.params if p.name == stray[0]).opts[0]
         raise planner.UsageError(f"{flag} does not apply to {what}", hint=hint)
 
 
-def load_graph(model: str, dims: Sequence[str], costs: str | None = None) -> Any:  # noqa: ANN401
-    """The model at the given sizes of dimensions, with operator costs from a file if one is given."""
-    graph = planner.load_graph(model, dims=parse_dims(dims))
+def load_graph(given: Options) -> Any:  # noqa: ANN401
+    """The graph of a model, `--dim` and `--costs`."""
+    graph, costs = planner.load_graph(given.model, dims=parse_dims(given.dims)), getattr(given, "costs", None)
     return planner.costs.with_costs(graph, read_file(costs), shown_name(costs)) if costs else graph
 
 
