@@ -10,8 +10,9 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -21,6 +22,23 @@ from click.shell_completion import CompletionItem
 import planner
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+Options = SimpleNamespace
+"""Arguments and options of a command, by name."""
+
+
+def command(name: str, group: Any = click, **settings: Any) -> Callable[[Callable[[Options], Any]], click.Command]:  # noqa: ANN401
+    """A command, of a group if one is given, whose function takes its arguments and options as one record."""
+
+    def added(function: Callable[[Options], Any]) -> click.Command:
+        @functools.wraps(function)
+        def call(**options: Any) -> Any:  # noqa: ANN401
+            return function(Options(**options))
+
+        made: click.Command = group.command(name, **settings)(call)
+        return made
+
+    return added
+
 
 flag = functools.partial(click.option, is_flag=True)
 """An option without a value."""
@@ -75,7 +93,7 @@ def hardware_option(
     return click.option("--hardware", "-H", shell_complete=complete("hardware"), help=help_text, **further)
 
 
-class Parsed(click.ParamType):  # type: ignore[type-arg]
+def parsed(name: str, read: Callable[[str], Any], wanted: str) -> click.ParamType[Any]:
     """An option type whose value a function reads from text.
 
     Args:
@@ -84,15 +102,15 @@ class Parsed(click.ParamType):  # type: ignore[type-arg]
         wanted: end of the error message, which begins with the text.
     """
 
-    def __init__(self, name: str, read: Callable[[str], Any], wanted: str) -> None:
-        self.name, self._read, self._wanted = name, read, wanted
+    def convert(text: str) -> Any:  # noqa: ANN401
+        value = read(text)
+        if value is None:
+            raise click.BadParameter(f"{text!r} is {wanted}")
+        return value
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401
-        """The value of a text; a value that is no text is returned as it is."""
-        parsed = self._read(value) if isinstance(value, str) else value
-        if parsed is None:
-            self.fail(f"{value!r} is {self._wanted}", param, ctx)
-        return parsed
+    kind = click.types.FuncParamType(convert)
+    kind.name = name
+    return kind
 
 
 def _nodes(text: str) -> int | str | None:
@@ -102,7 +120,7 @@ def _nodes(text: str) -> int | str | None:
     return text.lower() if "x" in text.lower() else int(text)
 
 
-def fraction(most: float) -> Parsed:
+def fraction(most: float) -> click.ParamType[Any]:
     """`5%` or `0.05`: a fraction from 0 to below `most`."""
 
     def read(text: str) -> float | None:
@@ -112,10 +130,10 @@ def fraction(most: float) -> Parsed:
             return None
         return value if 0 <= value < most else None
 
-    return Parsed("PERCENT", read, "not a part such as 5% or 0.05")
+    return parsed("PERCENT", read, "not a part such as 5% or 0.05")
 
 
-NODES = Parsed("N[xDEVICES]", _nodes, "not a number of nodes of at least 1, nor one such as 4x64")
+NODES = parsed("N[xDEVICES]", _nodes, "not a number of nodes of at least 1, nor one such as 4x64")
 """`4`, or `4x64`: a number of nodes, and how many devices of each are used."""
 
 nodes_option: Decorator = click.option(
@@ -183,18 +201,18 @@ def for_option(text: str) -> Decorator:
     return click.option("--for", "backends", multiple=True, metavar="NAME", help=text)
 
 
-def job_of(options: Mapping[str, Any], device_count: int, **fields: Any) -> Any:  # noqa: ANN401
+def job_of(given: Options, device_count: int, **fields: Any) -> Any:  # noqa: ANN401
     """The `planner.Job` of the options that have the names of its fields; the library's defaults for the others.
 
     Args:
-        options: values of options by name.
+        given: the options.
         device_count: devices of the cluster, for the default batch.
         fields: further fields.
     """
-    names = (field.name for field in dataclasses.fields(planner.Job))
-    given = {name: options[name] for name in names if options.get(name) not in (None, (), "")}
-    batch = planner.ask.SAMPLES_A_DEVICE * (options["devices"] or device_count)
-    return planner.Job(**{"global_batch": batch, **given, **fields})
+    names = {field.name for field in dataclasses.fields(planner.Job)}
+    asked = {name: value for name, value in vars(given).items() if name in names and value not in (None, (), "")}
+    batch = planner.ask.SAMPLES_A_DEVICE * (given.devices or device_count)
+    return planner.Job(**{"global_batch": batch, **asked, **fields})
 
 
 def format_option(*forms: str) -> Decorator:
@@ -214,21 +232,21 @@ def against_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return model(dims_option(costs_option(hardware(nodes_option(stack_option(command))))))
 
 
-def load_against(own_stack: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
+def load_against(own_stack: str, given: Options) -> tuple[Any, Any]:
     """The graph and the cluster that a plan is compared with, None for each that is not given.
 
     Args:
         own_stack: the plan's stack, used unless `--stack` is given.
-        options: values of `against_options`, and of `set_option` where the command has it.
+        given: those of `against_options`, and of `set_option` where the command has it.
 
     Raises:
         click.UsageError: sizes without a model, or nodes without hardware.
     """
     for name, flag, needed in _BELONGS_TO:
-        if options.get(name) and not options[needed]:
+        if getattr(given, name, None) and not getattr(given, needed):
             raise click.UsageError(f"{flag} needs --{needed}")
-    graph = load_graph(options["model"], options["dims"], options["costs"]) if options["model"] else None
-    return graph, load_hardware(options, stack=options["stack"] or own_stack) if options["hardware"] else None
+    graph = load_graph(given) if given.model else None
+    return graph, load_hardware(given, stack=given.stack or own_stack) if given.hardware else None
 
 
 _BELONGS_TO = (
@@ -241,47 +259,47 @@ _BELONGS_TO = (
 """Names of options, their flags, and the option that they require."""
 
 
-def load_hardware(options: Mapping[str, Any], **otherwise: Any) -> Any:  # noqa: ANN401
+def load_hardware(given: Options, **otherwise: Any) -> Any:  # noqa: ANN401
     """The cluster of `--hardware`, `--nodes`, `--stack` and `--set`.
 
     Args:
-        options: values of options by name.
+        given: the options.
         otherwise: arguments of `planner.load_cluster` that replace these values.
 
     Raises:
         JobError: `--devices` is more than it has.
     """
-    named = {name: options[name] for name in ("nodes", "stack", "changes") if options.get(name)}
-    cluster = planner.load_cluster(options["hardware"], **{**named, **otherwise})
-    planner.hardware.check_devices(cluster, options.get("devices") or 0)
+    named = {name: getattr(given, name) for name in ("nodes", "stack", "changes") if getattr(given, name, None)}
+    cluster = planner.load_cluster(given.hardware, **{**named, **otherwise})
+    planner.hardware.check_devices(cluster, getattr(given, "devices", None) or 0)
     return cluster
 
 
-def own_inputs(plan: Any, plan_file: str, against: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ANN401
+def own_inputs(plan: Any, given: Options) -> Options:  # noqa: ANN401
     """The options completed by the model and hardware that a plan names, at the plan's sizes.
 
     Args:
         plan: the plan.
-        plan_file: its path; files that the plan names are also looked for in its folder.
-        against: values of `against_options`.
+        given: `plan_file`, beside which files that the plan names are also looked for, and `against_options`.
 
     Raises:
         UsageError: the plan does not name its model or hardware, or they are files that are not found.
     """
-    inputs = dict(against)
+    inputs = Options(**vars(given))
     known = {"model": planner.bundled_names, "hardware": planner.cluster_names}
     for name, bundled in known.items():
-        inputs[name] = path = inputs[name] or beside(plan_file, getattr(plan.provenance, name))
-        if path and not os.path.exists(path) and not against[name] and path not in bundled():
+        path = getattr(given, name) or beside(given.plan_file, getattr(plan.provenance, name))
+        setattr(inputs, name, path)
+        if path and not os.path.exists(path) and not getattr(given, name) and path not in bundled():
             words = f"the {name} of the plan, {path}, lies neither here nor beside it"
-            raise planner.UsageError(words, where=shown_name(plan_file), hint=f"name its file by --{name}")
-    if not (inputs["model"] and inputs["hardware"]):
+            raise planner.UsageError(words, where=shown_name(given.plan_file), hint=f"name its file by --{name}")
+    if not (inputs.model and inputs.hardware):
         raise planner.UsageError("the plan names no model and hardware", hint="add --model and --hardware")
-    if not inputs["dims"] and inputs["model"] in planner.bundled_names() and plan.headline and plan.headline.sequence:
-        default_length, sequence = planner.bundled_info(inputs["model"]).seq, plan.headline.sequence
-        inputs["dims"] = (f"seq={sequence}",) if default_length and default_length != sequence else ()
-    if not inputs["nodes"] and planner.load_cluster(inputs["hardware"]).device_count != plan.hardware.device_count:
-        inputs["nodes"] = plan.hardware.nodes
+    if not inputs.dims and inputs.model in planner.bundled_names() and plan.headline and plan.headline.sequence:
+        default_length, sequence = planner.bundled_info(inputs.model).seq, plan.headline.sequence
+        inputs.dims = (f"seq={sequence}",) if default_length and default_length != sequence else ()
+    if not inputs.nodes and planner.load_cluster(inputs.hardware).device_count != plan.hardware.device_count:
+        inputs.nodes = plan.hardware.nodes
     return inputs
 
 
@@ -292,7 +310,7 @@ def _numbers(text: str) -> tuple[int, ...] | None:
     return tuple(sorted({int(part) for part in parts}))
 
 
-NUMBERS = Parsed("N[,N..]", _numbers, "not a list of whole numbers such as 1,2,4")
+NUMBERS = parsed("N[,N..]", _numbers, "not a list of whole numbers such as 1,2,4")
 """`8` or `1,2,4,8`: whole numbers of at least one, ascending."""
 
 
@@ -303,7 +321,7 @@ def _meshes(text: str) -> tuple[tuple[int, ...], ...] | None:
     return tuple(dict.fromkeys(tuple(int(size) for size in mesh) for mesh in axes))
 
 
-MESHES = Parsed("NxN[,NxN..]", _meshes, "not a mesh such as 8 or 2x8")
+MESHES = parsed("NxN[,NxN..]", _meshes, "not a mesh such as 8 or 2x8")
 """`8` or `2x8,4x8`: meshes as ranks by axis, outermost first."""
 
 
@@ -312,7 +330,7 @@ def _kept(text: str) -> tuple[str, int] | None:
     return (match[1], int(match[2])) if match else None
 
 
-KEPT = Parsed("BLOCK on stage N", _kept, "not like `layer3 on stage 0`")
+KEPT = parsed("BLOCK on stage N", _kept, "not like `layer3 on stage 0`")
 """`layer3 on stage 0`, or `layer3=0`: a block's name and a stage's number."""
 
 
@@ -375,26 +393,27 @@ def shown_name(path: str) -> str:
     return "standard input" if path == "-" else path
 
 
-def given(ctx: click.Context) -> list[str]:
-    """Names of the options on the command line."""
+def on_command_line() -> list[str]:
+    """Names of the options of this command that are on the command line."""
+    ctx = click.get_current_context()
     return [name for name in ctx.params if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]
 
 
-def refuse_others(ctx: click.Context, takes: Collection[str], what: str, hint: str = "leave it out") -> None:
+def refuse_others(takes: Collection[str], what: str, hint: str = "leave it out") -> None:
     """Refuse options on the command line that this use of a command would ignore.
 
     Raises:
         UsageError: there is one; the message names the first.
     """
-    stray = [name for name in given(ctx) if name not in takes]
+    stray = [name for name in on_command_line() if name not in takes]
     if stray:
-        flag = next(p for p in ctx.command.params if p.name == stray[0]).opts[0]
+        flag = next(p for p in click.get_current_context().command.params if p.name == stray[0]).opts[0]
         raise planner.UsageError(f"{flag} does not apply to {what}", hint=hint)
 
 
-def load_graph(model: str, dims: Sequence[str], costs: str | None = None) -> Any:  # noqa: ANN401
-    """The model at the given sizes of dimensions, with operator costs from a file if one is given."""
-    graph = planner.load_graph(model, dims=parse_dims(dims))
+def load_graph(given: Options) -> Any:  # noqa: ANN401
+    """The graph of a model, `--dim` and `--costs`."""
+    graph, costs = planner.load_graph(given.model, dims=parse_dims(given.dims)), getattr(given, "costs", None)
     return planner.costs.with_costs(graph, read_file(costs), shown_name(costs)) if costs else graph
 
 

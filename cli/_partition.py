@@ -9,7 +9,7 @@ import click
 
 import planner
 
-from ._options import given, refuse_others
+from ._options import Options, on_command_line, refuse_others
 from ._report import best_so_far, progress_line, say_checked, say_where, show
 
 DIFFERENT = 1
@@ -52,12 +52,12 @@ def partition_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def planned_as_partition(ctx: click.Context, model: str) -> bool:
+def planned_as_partition(model: str) -> bool:
     """True if a file is to be planned as a partition problem; refuses options that do not apply.
 
     A file that is both a model and an instance is planned as a model, unless an option for instances is given.
     """
-    given_options = given(ctx)
+    given_options = on_command_line()
     instance_options = [name for name in OWN if name in given_options]
     family = planner.partitions.instance_family(model)
     if family is None or (family.model and not instance_options):
@@ -68,7 +68,7 @@ def planned_as_partition(ctx: click.Context, model: str) -> bool:
             )
         return False
     refuse_others(
-        ctx, {*SHARED, *OWN, *RENAMED, "hardware", "nodes"}, f"an instance of kind {family.title}",
+        {*SHARED, *OWN, *RENAMED, "hardware", "nodes"}, f"an instance of kind {family.title}",
         "options that say Instances in --help do, where the objective knows them",
     )  # fmt: skip
     if "nodes" in given_options and "hardware" not in given_options:
@@ -76,59 +76,61 @@ def planned_as_partition(ctx: click.Context, model: str) -> bool:
     return True
 
 
-def plan_partition(model: str, form: str, output: str | None, quiet: bool, options: dict[str, Any]) -> None:
+def plan_partition(given: Options) -> None:
     """Plan an instance, and print or write the plan."""
-    family: Any = planner.partitions.instance_family(model)
-    problem = {name: options[name] for name in OWN}
-    problem |= {instance_name: options[option] for option, instance_name in RENAMED.items()}
+    family: Any = planner.partitions.instance_family(given.model)
+    problem = {name: getattr(given, name) for name in OWN}
+    problem |= {instance_name: getattr(given, option) for option, instance_name in RENAMED.items()}
     limit = problem.pop("time_limit") or "60s"
     solver = problem.pop("solver") or "auto"
-    cluster = planner.load_cluster(options["hardware"], nodes=options["nodes"]) if options["hardware"] else None
+    cluster = planner.load_cluster(given.hardware, nodes=given.nodes) if given.hardware else None
     unit = family.objective(problem["objective"]).unit
-    with progress_line(quiet or form == "json", counted=False) as draw:
+    with progress_line(given.quiet or given.form == "json", counted=False) as draw:
 
         def show_progress(solver: str, incumbent: float, bound: float) -> None:
             if draw:
                 draw(solver=solver, found=best_so_far(incumbent, bound, unit))
 
+        progress = show_progress if draw else None
         plan = planner.partition(
-            model, solver=solver, time_limit=limit, cluster=cluster, progress=show_progress if draw else None, **problem
+            given.model, solver=solver, time_limit=limit, cluster=cluster, progress=progress, **problem
         )
-    if output:
-        planner.write_partition(plan, output)
-    if form == "json":
+    if given.output:
+        planner.write_partition(plan, given.output)
+    if given.form == "json":
         click.echo(planner.partitions.dump_partition(plan), nl=False)
-    elif not quiet:
+    elif not given.quiet:
         show(planner.report.partition_report(plan))
-        say_where(output)
+        say_where(given.output)
 
 
 _OF_PARTITIONS = "a partition plan"
 
 
-def check(ctx: click.Context, plan_file: str, text: bytes, model: str | None, form: str) -> int:
-    """`shardplan check` of a partition plan."""
-    refuse_others(ctx, {"plan_file", "model", "search_s", "form"}, _OF_PARTITIONS)
-    plan = planner.partitions.load_partition(text, name=plan_file)
+def check(text: bytes, given: Options) -> int:
+    """`shardplan check` of a partition plan, given by the text of its file."""
+    refuse_others({"plan_file", "model", "search_s", "form"}, _OF_PARTITIONS)
+    plan, model = planner.partitions.load_partition(text, name=given.plan_file), given.model
     findings = planner.check_partition(plan, planner.load_instance(model) if model else None)
     goal = plan.objective
     ok = f"ok ({len(plan.parts)} parts, {plan.instance.nodes} nodes, {goal.name} {goal.value:.6g} {goal.unit})"
     ok += f", judged against {model}" if model else ""
     remarks = [] if model or findings else ["not judged against its instance: name it with --model"]
-    return say_checked(form, {"plan": plan_file, "model": model}, findings, ok, remarks)
+    return say_checked(given.form, {"plan": given.plan_file, "model": model}, findings, ok, remarks)
 
 
-def explain(ctx: click.Context, plan_file: str, form: str) -> None:
+def explain(given: Options) -> None:
     """`shardplan explain` of a partition plan."""
-    refuse_others(ctx, {"plan_file", "form"}, _OF_PARTITIONS)
-    plan = planner.read_partition(plan_file)
-    show(planner.report.partition_report(plan), plan, form)
+    refuse_others({"plan_file", "form"}, _OF_PARTITIONS)
+    plan = planner.read_partition(given.plan_file)
+    show(planner.report.partition_report(plan), plan, given.form)
 
 
-def diff(ctx: click.Context, names: tuple[str, str], texts: tuple[bytes, bytes], form: str, tolerance: float) -> int:
-    """`shardplan diff` of two partition plans, given by the names and texts of their files."""
-    refuse_others(ctx, {"old", "new", "form", "tolerance", "dims", "every_value"}, _OF_PARTITIONS)
-    if form == "github":
+def diff(texts: tuple[bytes, bytes], given: Options) -> int:
+    """`shardplan diff` of two partition plans, given by the texts of their files."""
+    refuse_others({"old", "new", "form", "tolerance", "dims", "every_value"}, _OF_PARTITIONS)
+    names = given.old, given.new
+    if given.form == "github":
         raise planner.UsageError("--format github does not apply to a partition plan", hint="use markdown or json")
     for name, text in zip(names, texts, strict=True):
         if not planner.partitions.is_partition_plan(text):
@@ -136,7 +138,7 @@ def diff(ctx: click.Context, names: tuple[str, str], texts: tuple[bytes, bytes],
                 "is no partition plan, and the other one is", where=name, hint="compare two plans of the same kind"
             )
     old, new = (planner.partitions.load_partition(text, name=name) for name, text in zip(names, texts, strict=True))
-    changes = planner.partitions.partition_changes(old, new, tolerance=tolerance)
+    changes = planner.partitions.partition_changes(old, new, tolerance=given.tolerance)
     document = {"old": names[0], "new": names[1], "changes": changes}
-    show(planner.report.partition_diff_report(old, new, changes), document, form)
+    show(planner.report.partition_diff_report(old, new, changes), document, given.form)
     return DIFFERENT if changes else 0

@@ -42,11 +42,11 @@ def terminal_width() -> int | None:
 
 
 def show(report: Any, data: Any = None, form: str = "text", output: str | None = None) -> None:  # noqa: ANN401
-    """Print a report or write it to a file; in JSON form, `data` instead."""
+    """Print a report or write it to a file; in JSON form `data` instead, by default the report's rows for tools."""
     width = terminal_width()
     if output:
         planner.files.write_whole(output, written(report, data, form))
-    elif form == "text" and width:
+    elif form in ("text", "table") and width:
         _show_styled(report, width)
     else:
         click.echo(written(report, data, form), nl=False)
@@ -55,18 +55,11 @@ def show(report: Any, data: Any = None, form: str = "text", output: str | None =
 def written(report: Any, data: Any = None, form: str = "text") -> str:  # noqa: ANN401
     """A report as text, Markdown or CSV, or its data as JSON."""
     if form == "json":
+        data = planner.report_to_rows(report) if data is None else data
         return json.dumps(data, indent=2, ensure_ascii=False, default=_plain) + "\n"
-    if form == "text":
+    if form in ("text", "table"):
         return planner.report_to_text(report, table_width=PIPED_WIDTH)
     return planner.report_to_markdown(report) if form == "markdown" else planner.report_to_csv(report)
-
-
-def show_rows(report: Any, form: str) -> None:  # noqa: ANN401
-    """Print a list as a table, or its rows as JSON."""
-    if form == "json":
-        click.echo(json.dumps(planner.report_to_rows(report), indent=2))
-    else:
-        show(report)
 
 
 def say_where(output: str | None) -> None:
@@ -172,8 +165,6 @@ def best_so_far(incumbent: float, bound: float, unit: str) -> str:
 
 def say_progress(done: int, total: int, what: str) -> None:
     """Show on a terminal what is being measured."""
-    import click
-
     if sys.stderr.isatty():
         end = "\r" if done + 1 < total else "\r\x1b[K"
         click.echo(f"measuring {done + 1}/{total} {what:<24}", nl=False, err=True)

@@ -8,7 +8,6 @@ import dataclasses
 import os
 import re
 import sys
-from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -19,7 +18,7 @@ from . import _options
 from ._report import progress_line, show
 
 
-@click.command("compare")
+@_options.command("compare")
 @_options.model_argument
 @_options.machine_options()
 @_options.batch_option
@@ -55,16 +54,7 @@ from ._report import progress_line, show
     help="Write the plan of each system into this folder.",
 )
 @_options.file_to_write("--output", "-o", help="Write the table here instead of printing it.")
-def command(
-    model: str,
-    priced: bool,
-    backends: tuple[str, ...],
-    form: str,
-    plot: str | None,
-    plans_folder: str | None,
-    output: str | None,
-    **options: Any,  # noqa: ANN401
-) -> None:
+def command(given: _options.Options) -> None:
     """Compare the plans of GPipe, PipeDream, Megatron, FSDP, ... and of `auto`, shardplan's search, for MODEL.
 
     \b
@@ -75,28 +65,29 @@ def command(
       shardplan compare gpt2-xl -H dgx-a100 -b 64 --semantics any --plot systems.svg
       shardplan compare bert-large -H dgx-1v --nodes 4 --systems data-parallel,byteps,byteps:cpu_machines=n
     """
-    if backends and not priced:
+    if given.backends and not given.priced:
         raise click.UsageError("--for needs --backends, whose frameworks it names")
-    with progress_line(form == "json", counted=False, doing="reading the model and asking every system"):
-        graph = _options.load_graph(model, options["dims"], options["costs"])
-        cluster = _options.load_hardware(options)
-        job = _options.job_of(options, cluster.device_count)
+    with progress_line(given.form == "json", counted=False, doing="reading the model and asking every system"):
+        graph = _options.load_graph(given)
+        cluster = _options.load_hardware(given)
+        job = _options.job_of(given, cluster.device_count, backends=())
         comparison = planner.compare_systems(
             planner.Pricer(graph, cluster, job),
             cluster,
             job,
-            systems=_names(options["systems"]),
-            semantics=options["semantics"],
-            freed=(backends or planner.systems.usual_backends()) if priced else (),
+            systems=_names(given.systems),
+            semantics=given.semantics,
+            freed=(given.backends or planner.systems.usual_backends()) if given.priced else (),
         )
-    comparison = dataclasses.replace(comparison, price=options["price"])
-    if plot:
-        planner.files.write_whole(plot, planner.report.comparison_svg(comparison))
-    if plans_folder:
-        provenance = planner.default_provenance(model, options["hardware"])
-        _write_plans(plans_folder, *planner.systems.plans_of(comparison, provenance))
-    remark = "" if options["precision"] else planner.costs.precision_remark(comparison.precision, cluster.devices)
-    show(planner.comparison_report(comparison, remark), planner.report.comparison_document(comparison), form, output)
+    comparison = dataclasses.replace(comparison, price=given.price)
+    if given.plot:
+        planner.files.write_whole(given.plot, planner.report.comparison_svg(comparison))
+    if given.plans_folder:
+        provenance = planner.default_provenance(given.model, given.hardware)
+        _write_plans(given.plans_folder, *planner.systems.plans_of(comparison, provenance))
+    remark = "" if given.precision else planner.costs.precision_remark(comparison.precision, cluster.devices)
+    document = planner.report.comparison_document(comparison)
+    show(planner.comparison_report(comparison, remark), document, given.form, given.output)
 
 
 def _write_plans(folder: str, plans: dict[str, Any], refused: dict[str, str]) -> None:
@@ -151,10 +142,11 @@ def _parameter(name: str) -> str:
     return f"fixed_{name}".replace("-", "_")
 
 
-def _fixed(options: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+def _fixed(given: _options.Options) -> dict[str, tuple[str, ...]]:
     """Values that apply to all points, by name."""
-    values = {name: options[_parameter(name)] for name in FIXED if options[_parameter(name)] is not None}
-    for texts, prefix in ((options["dims"], "dim."), (options["changes"], "")):
+    values = {name: getattr(given, _parameter(name)) for name in FIXED}
+    values = {name: value for name, value in values.items() if value is not None}
+    for texts, prefix in ((given.dims, "dim."), (given.changes, "")):
         for text in texts:
             name, _, value = text.partition("=")
             if not value or (not prefix and "." not in name):
@@ -165,7 +157,7 @@ def _fixed(options: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     return {name: (value,) for name, value in values.items()}
 
 
-@click.command("sweep")
+@_options.command("sweep")
 @_options.model_argument
 @_options.hardware_option(required=True)
 @click.option(
@@ -182,19 +174,7 @@ def _fixed(options: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
 @_options.format_option("text", "csv", "json", "markdown")
 @_options.file_to_write("--svg", "picture", help="Write an SVG chart of throughput against price.")
 @_options.file_to_write("--output", "-o", help="Write the table here instead of printing it.")
-def sweep(
-    model: str,
-    hardware: str,
-    axes: tuple[str, ...],
-    price: float | None,
-    store: str | None,
-    workers: int | None,
-    on: str,
-    form: str,
-    picture: str | None,
-    output: str | None,
-    **options: Any,  # noqa: ANN401
-) -> int:
+def sweep(given: _options.Options) -> int:
     """Plan MODEL for all combinations of some values, and mark the Pareto-optimal ones in throughput, price and memory.
 
     Options of `plan` apply to all points. A point without a plan has the reason in its row.
@@ -207,13 +187,13 @@ def sweep(
       shardplan sweep gpt2-xl -H dgx-a100 --over hardware=dgx-a100,dgx-h100 --over batch=64,128 --store s.sqlite -j 4
       shardplan sweep llama3-70b -H dgx-h100 --over nodes=4,8,16 --price 2.5 --svg sweep.svg --on tcp://head:8786
     """
-    given = planner.ask.read_axes(axes)
-    fixed = {"model": (model,), "hardware": (hardware,), **_fixed(options)}
-    twice = next((name for name in fixed if name in given and name not in ("model", "hardware")), None)
+    axes = planner.ask.read_axes(given.axes)
+    fixed = {"model": (given.model,), "hardware": (given.hardware,), **_fixed(given)}
+    twice = next((name for name in fixed if name in axes and name not in ("model", "hardware")), None)
     if twice:
         raise planner.UsageError(f"{twice} is given for all points and with --over", hint="give it once")
-    points = planner.ask.points_of({**{name: v for name, v in fixed.items() if name not in given}, **given})
-    kept = planner.ask.Store(store) if store else None
+    points = planner.ask.points_of({**{name: v for name, v in fixed.items() if name not in axes}, **axes})
+    kept = planner.ask.Store(given.store) if given.store else None
     with progress_line(not sys.stderr.isatty(), counted=True, doing="planning") as draw:
 
         def tell(done: int, total: int, left_s: float) -> None:
@@ -222,11 +202,12 @@ def sweep(
 
         if draw:
             draw(completed=0, total=len(points), found="")
-        rows: Any = planner.sweep(points, price=price, store=kept, workers=workers or 0, on=on, progress=tell)
+        rows: Any = planner.sweep(
+            points, price=given.price, store=kept, workers=given.workers or 0, on=given.on, progress=tell
+        )
     if kept:
         kept.close()
-    if picture:
-        planner.files.write_whole(picture, planner.report.sweep_svg(rows))
-    report = planner.report.sweep_report(rows)
-    show(report, planner.report_to_rows(report), form, output)
+    if given.picture:
+        planner.files.write_whole(given.picture, planner.report.sweep_svg(rows))
+    show(planner.report.sweep_report(rows), form=given.form, output=given.output)
     return 0 if any(row.headline for row in rows) else NOTHING_FITS

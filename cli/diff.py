@@ -9,8 +9,8 @@ import click
 
 import planner
 
-from . import _partition
-from ._options import dims_option, file_at, flag, format_option, fraction, parse_dims, read_file, shown_name
+from . import _options, _partition
+from ._options import Options, flag, read_file, shown_name
 from ._report import show, written
 
 AREAS = (
@@ -19,13 +19,13 @@ AREAS = (
 )  # fmt: skip
 
 
-@click.command("diff")
+@_options.command("diff")
 @click.argument("old")
 @click.argument("new")
-@format_option("text", "json", "markdown", "github")
+@_options.format_option("text", "json", "markdown", "github")
 @click.option(
     "--tolerance",
-    type=fraction(float("inf")),
+    type=_options.fraction(float("inf")),
     default="0%",
     show_default=True,
     help="Treat predicted numbers as equal if they differ by at most this, such as 1%.",
@@ -56,24 +56,9 @@ AREAS = (
     metavar="NAME",
     help="Hardware of one of the plans, likewise; repeatable.",
 )
-@dims_option
+@_options.dims_option
 @flag("--all", "every_value", help="Also list every value that differs.")
-@click.pass_context
-def command(
-    ctx: click.Context,
-    /,
-    old: str,
-    new: str,
-    form: str,
-    tolerance: float,
-    ignore: tuple[str, ...],
-    gates: tuple[str, ...],
-    rules: str | None,
-    models: tuple[str, ...],
-    hardware: tuple[str, ...],
-    dims: tuple[str, ...],
-    every_value: bool,
-) -> int:
+def command(given: Options) -> int:
     """Compare two plan files: what changed, what the planner decides differently, and what it costs.
 
     OLD and NEW are files, `-` (standard input), or REV:path (a file of a git revision). Layers are matched by
@@ -90,23 +75,21 @@ def command(
       shardplan diff main:p.json p.json -H main:cluster.yaml -H cluster.yaml --model model.onnx --format markdown
       shardplan diff <(git show HEAD:model.plan.json) model.plan.json --fail-on error --format github
     """
+    old, new, form = given.old, given.new, given.form
     if old == new == "-":
         raise planner.UsageError("only one of the two plans can come from standard input", hint="name the other one")
-    watched = [planner.plans.gate(text) for text in gates]
+    watched = [planner.plans.gate(text) for text in given.gates]
     texts = read_file(old), read_file(new)
     if any(planner.partitions.is_partition_plan(text) for text in texts):
-        return _partition.diff(ctx, (old, new), texts, form, tolerance)
+        return _partition.diff(texts, given)
     before, after = (
         planner.plans.load_answer(text, name=shown_name(path)) for text, path in zip(texts, (old, new), strict=True)
     )
-    comparison = planner.plans.compare_plans(
-        before,
-        after,
-        tolerance=tolerance,
-        ignore=tuple(planner.plans.Area(area) for area in ignore),
-        rules=planner.plans.read_rules(read_file(rules).decode(errors="replace"), name=rules) if rules else None,
-    )
-    causes = _attributed(before, after, models, hardware, dims)
+    said = read_file(given.rules).decode(errors="replace") if given.rules else None
+    rules = None if said is None else planner.plans.read_rules(said, name=given.rules)
+    ignored = tuple(planner.plans.Area(area) for area in given.ignore)
+    comparison = planner.plans.compare_plans(before, after, tolerance=given.tolerance, ignore=ignored, rules=rules)
+    causes = _attributed(before, after, given)
     failures = {gate.text: gate.struck(comparison.costs, comparison.remarks) for gate in watched}
     if watched and not isinstance(after, planner.Plan):
         failures["a plan that fits"] = comparison.decisions[0]
@@ -119,7 +102,7 @@ def command(
         further = {"attribution": causes, "gates": failures}
         click.echo(written(None, {**document, **_fields(comparison), **further}, "json"), nl=False)
     else:
-        show(planner.report.diff_report(comparison, causes, failures, every_value=every_value))
+        show(planner.report.diff_report(comparison, causes, failures, every_value=given.every_value))
     if watched:
         return _partition.DIFFERENT if any(failures.values()) else 0
     return _partition.DIFFERENT if comparison.changes or comparison.decisions or comparison.causes else 0
@@ -129,18 +112,18 @@ def _fields(comparison: Any) -> dict[str, Any]:  # noqa: ANN401
     return {name: getattr(comparison, name) for name in comparison.__dataclass_fields__}
 
 
-def _attributed(old: Any, new: Any, models: Sequence[str], hardware: Sequence[str], dims: Sequence[str]) -> Any:  # noqa: ANN401
+def _attributed(old: Any, new: Any, given: Options) -> Any:  # noqa: ANN401
     """The difference by cause; None if a side has no plan."""
     plans = [plan for plan in (old, new) if isinstance(plan, planner.Plan)]
-    if dims and not models:
+    if given.dims and not given.models:
         raise planner.UsageError("--dim needs --model", hint="name the model that has the dimension")
     graphs = []
-    for model in models:
-        with file_at(model) as path:
-            graphs.append(planner.load_graph(path, dims=parse_dims(dims)))
+    for model in given.models:
+        with _options.file_at(model) as path:
+            graphs.append(_options.load_graph(Options(model=path, dims=given.dims)))
     clusters = []
-    for name in hardware:
-        with file_at(name) as path:
+    for name in given.hardware:
+        with _options.file_at(name) as path:
             clusters.append(_cluster(path, plans))
     return planner.check.attribute(old, new, graphs, clusters) if len(plans) == 2 else None
 

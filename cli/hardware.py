@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,9 @@ import click
 
 import planner
 
-from ._options import NODES, complete, count, flag, format_option, read_file, refuse_others
-from ._report import say_progress, show, show_rows
+from . import _options
+from ._options import NODES, Options, complete, count, flag, format_option, read_file, refuse_others
+from ._report import say_progress, show
 
 LINK_WORDS = (
     "NAME:BANDWIDTH per port and direction, optionally followed by ,ports=N ,size=N ,latency=TIME ,efficiency=PART."
@@ -34,11 +34,11 @@ def command() -> None:
     """
 
 
-@command.command("list", short_help="List bundled clusters or devices.")
+@_options.command("list", command, short_help="List bundled clusters or devices.")
 @flag("--devices", help="List devices instead of clusters.")
 @flag("--stacks", help="List software stacks instead of clusters.")
 @format_option("table", "json")
-def list_profiles(devices: bool, stacks: bool, form: str) -> None:
+def list_profiles(given: Options) -> None:
     """List the bundled clusters, devices or software stacks.
 
     \b
@@ -47,14 +47,14 @@ def list_profiles(devices: bool, stacks: bool, form: str) -> None:
       shardplan hardware list --devices --format json
       shardplan hardware list --stacks
     """
-    if stacks and devices:
+    if given.stacks and given.devices:
         raise click.UsageError("--devices and --stacks cannot be combined")
     report = planner.report
-    listed = report.stacks_report if stacks else report.devices_report if devices else report.clusters_report
-    show_rows(listed(), form)
+    listed = report.devices_report if given.devices else report.clusters_report
+    show(report.stacks_report() if given.stacks else listed(), form=given.form)
 
 
-@command.command("show", short_help="Show levels, figures and sources.")
+@_options.command("show", command, short_help="Show levels, figures and sources.")
 @click.argument("name", shell_complete=complete("hardware"))
 @click.option(
     "--nodes", type=NODES, help="Number of nodes, or 4x64 for 64 devices of each of 4 nodes. [default: the profile's]"
@@ -63,7 +63,7 @@ def list_profiles(devices: bool, stacks: bool, form: str) -> None:
 @click.option(
     "--format", "form", type=click.Choice(["table", "yaml", "json"]), help="Output format; json is always resolved."
 )
-def show_profile(name: str, nodes: int | str | None, resolved: bool, form: str | None) -> None:
+def show_profile(given: Options) -> None:
     """Show a bundled cluster or device, or the profile in a file: its levels, figures and sources.
 
     \b
@@ -72,6 +72,7 @@ def show_profile(name: str, nodes: int | str | None, resolved: bool, form: str |
       shardplan hardware show h100-sxm-80gb
       shardplan hardware show mine.yaml --resolved --format json
     """
+    name, nodes, resolved, form = given.name, given.nodes, given.resolved, given.form
     if name in planner.hardware.stack_names() and not form:
         form = "yaml"
     if form == "json":
@@ -85,12 +86,11 @@ def show_profile(name: str, nodes: int | str | None, resolved: bool, form: str |
         show(planner.report.cluster_report(planner.load_cluster(name, nodes=nodes), profile))
 
 
-@command.command("lint", short_help="Check profile files.")
+@_options.command("lint", command, short_help="Check profile files.")
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
 @format_option("text", "json", "github")
 @flag("--strict", help="Also exit with 4 on warnings.")
-@click.pass_context
-def lint_profiles(ctx: click.Context, files: tuple[Path, ...], form: str, strict: bool) -> None:
+def lint_profiles(given: Options) -> int:
     """Check profile files: print every finding with its position and a hint. Exits with 4 if there is an error.
 
     Implausible figures (a wrong unit, an outer level that is faster than an inner one) are warnings.
@@ -101,7 +101,8 @@ def lint_profiles(ctx: click.Context, files: tuple[Path, ...], form: str, strict
       shardplan hardware lint profiles/*.yaml --format github --strict
     """
     findings: list[tuple[str, Any]] = []
-    for file in files:
+    form, files = given.form, planner.units.plural(len(given.files), "file")
+    for file in given.files:
         try:
             findings += [("error", problem) for problem in planner.hardware.lint(file)]
             findings += [("warning", problem) for problem in planner.hardware.warnings(file)]
@@ -110,7 +111,9 @@ def lint_profiles(ctx: click.Context, files: tuple[Path, ...], form: str, strict
     errors = sum(severity == "error" for severity, _ in findings)
     if form == "json":
         rows = [{"severity": s, "message": p.message, "where": p.where, "hint": p.hint} for s, p in findings]
-        click.echo(json.dumps({"files": len(files), "errors": errors, "findings": rows}, indent=2, ensure_ascii=False))
+        click.echo(
+            json.dumps({"files": len(given.files), "errors": errors, "findings": rows}, indent=2, ensure_ascii=False)
+        )
     for severity, problem in findings if form != "json" else ():
         if form == "github":
             click.echo(planner.report.annotation(severity, problem))
@@ -121,11 +124,11 @@ def lint_profiles(ctx: click.Context, files: tuple[Path, ...], form: str, strict
     if form == "text":
         verdict = planner.units.plural(errors, "error") if errors else "no errors"
         warning_count = f", {planner.units.plural(len(findings) - errors, 'warning')}" if len(findings) > errors else ""
-        click.echo(f"{planner.units.plural(len(files), 'file')} checked: {verdict}{warning_count}")
-    ctx.exit(4 if errors or (strict and findings) else 0)
+        click.echo(f"{files} checked: {verdict}{warning_count}")
+    return 4 if errors or (given.strict and findings) else 0
 
 
-@command.command("init", short_help="Create a commented profile to edit.")
+@_options.command("init", command, short_help="Create a commented profile to edit.")
 @click.option("--from", "base", default="dgx-a100", show_default=True, help="Copy this profile: a name or a file.")
 @click.option("--device", shell_complete=complete("devices"), help="Describe a cluster of this bundled device instead.")
 @count("--per-node", default=8, show_default=True, help="Devices per node.")
@@ -146,21 +149,7 @@ def lint_profiles(ctx: click.Context, files: tuple[Path, ...], form: str, strict
     "share of the cores; with --device, collectives over NCCL on this many GPUs. Needs torch.",
 )  # fmt: skip
 @flag("--force", help="Replace the file if it exists.")
-@click.pass_context
-def init_profile(
-    ctx: click.Context,
-    base: str,
-    device: str | None,
-    per_node: int,
-    nodes: int,
-    inside: tuple[str, ...],
-    between: tuple[str, ...],
-    ask: bool,
-    output: Path | None,
-    measure: bool,
-    ranks: int | None,
-    force: bool,
-) -> None:
+def init_profile(given: Options) -> None:
     """Create a commented hardware profile that you can edit.
 
     The profile is a copy of another one (--from), or describes a cluster by a few figures: --device with its links, or
@@ -181,26 +170,26 @@ def init_profile(
       shardplan hardware init --measure --ranks 2 -o laptop-of-2.yaml
       shardplan hardware init --measure --ranks 8 --device h100-sxm-80gb -o node.yaml
     """
-    _refuse_existing(output, force)
-    stem = output.stem if output else ""
+    _refuse_existing(given)
+    stem = given.output.stem if given.output else ""
     sketch_options = {"device", "per_node", "nodes", "inside", "between"}
-    if ranks:
-        refuse_others(ctx, {"measure", "ranks", "device", "output", "force"}, "--measure --ranks")
-        if not measure:
+    if given.ranks:
+        refuse_others({"measure", "ranks", "device", "output", "force"}, "--measure --ranks")
+        if not given.measure:
             raise planner.UsageError("--ranks needs --measure", hint="give both")
-        text = planner.hardware.sketch_text(_measured_node(stem or "this-machine", device, ranks))
-    elif measure:
-        refuse_others(ctx, {"measure", "output", "force"}, "--measure")
+        text = planner.hardware.sketch_text(_measured_node(stem or "this-machine", given.device, given.ranks))
+    elif given.measure:
+        refuse_others({"measure", "output", "force"}, "--measure")
         measurement = planner.hardware.measure_machine(say_progress)
         text = planner.hardware.measured_profile_text(measurement, stem or "this-machine")
-    elif ask or device:
-        refuse_others(ctx, {"output", "force", *({"ask"} if ask else sketch_options)}, "--ask" if ask else "--device")
-        figures = _asked() if ask else (str(device), per_node, nodes, inside, between)
-        text = planner.hardware.sketch_text(_sketch(stem or "my-cluster", *figures))
+    elif given.ask or given.device:
+        takes, mode = ({"ask"}, "--ask") if given.ask else (sketch_options, "--device")
+        refuse_others({"output", "force", *takes}, mode)
+        text = planner.hardware.sketch_text(_sketch(stem or "my-cluster", _asked() if given.ask else given))
     else:
-        refuse_others(ctx, {"base", "output", "force"}, "--from", "give --device with it")
-        text = planner.hardware.profile_template(base, stem or f"my-{Path(base).stem}")
-    _write(output, text)
+        refuse_others({"base", "output", "force"}, "--from", "give --device with it")
+        text = planner.hardware.profile_template(given.base, stem or f"my-{Path(given.base).stem}")
+    _write(given.output, text)
 
 
 def _measured_node(name: str, device: str | None, ranks: int) -> planner.hardware.ClusterSketch:
@@ -213,60 +202,57 @@ def _measured_node(name: str, device: str | None, ranks: int) -> planner.hardwar
     )
 
 
-def _refuse_existing(output: Path | None, force: bool) -> None:
-    if output is not None and os.path.exists(output) and not force:
-        raise planner.UsageError("the file exists", where=str(output), hint="choose another name, or give --force")
+def _refuse_existing(given: Options) -> None:
+    if given.output is not None and os.path.exists(given.output) and not given.force:
+        raise planner.UsageError(
+            "the file exists", where=str(given.output), hint="choose another name, or give --force"
+        )
 
 
 def _write(output: Path | None, text: str) -> None:
-    if output is None or str(output) == "-":
-        click.echo(text, nl=False)
-        return
-    planner.files.write_whole(output, text)
-    click.echo(f"wrote {output}; check it with: shardplan hardware lint {output}")
+    planner.files.write_whole(output or "-", text)
+    if output and str(output) != "-":
+        click.echo(f"wrote {output}; check it with: shardplan hardware lint {output}")
 
 
-def _sketch(
-    name: str, device: str, per_node: int, nodes: int, inside: Sequence[str], between: Sequence[str]
-) -> planner.hardware.ClusterSketch:
+def _sketch(name: str, given: Options) -> planner.hardware.ClusterSketch:
     """A cluster described by a few figures.
 
     Raises:
         UsageError: links are missing, or do not connect all devices.
     """
     hardware = planner.hardware
-    links = [hardware.read_link(text, where="--inside") for text in inside]
-    outer = [hardware.read_link(text, where="--between") for text in between]
-    if per_node > 1 and not links:
-        raise planner.UsageError(f"no link connects the {per_node} devices of a node", hint="give --inside")
-    if nodes > 1 and not outer:
-        raise planner.UsageError(f"no link connects the {nodes} nodes", hint="give --between")
-    joined = hardware.sized(links, per_node, where="--inside") if links else ()
-    return hardware.ClusterSketch(name, device, joined, tuple(outer), nodes)
+    links = [hardware.read_link(text, where="--inside") for text in given.inside]
+    outer = [hardware.read_link(text, where="--between") for text in given.between]
+    if given.per_node > 1 and not links:
+        raise planner.UsageError(f"no link connects the {given.per_node} devices of a node", hint="give --inside")
+    if given.nodes > 1 and not outer:
+        raise planner.UsageError(f"no link connects the {given.nodes} nodes", hint="give --between")
+    joined = hardware.sized(links, given.per_node, where="--inside") if links else ()
+    return hardware.ClusterSketch(name, given.device, joined, tuple(outer), given.nodes)
 
 
-def _asked() -> tuple[str, int, int, tuple[str, ...], tuple[str, ...]]:
+def _asked() -> Options:
     """Ask for the figures of a cluster one by one, on standard error."""
     known = planner.device_names()
     device = click.prompt("device (`shardplan hardware list --devices`)", type=click.Choice(known), err=True,
                           show_choices=False)  # fmt: skip
     per_node = click.prompt("devices per node", type=click.IntRange(min=1), default=8, err=True)
     nodes = click.prompt("nodes", type=click.IntRange(min=1), default=1, err=True)
-    inside: tuple[str, ...] = ()
-    between: tuple[str, ...] = ()
+    asked = Options(device=device, per_node=per_node, nodes=nodes, inside=(), between=())
     if per_node > 1:
         kind = click.prompt("link inside a node (nvlink, xgmi, pcie)", default="nvlink", err=True)
         rate = click.prompt("its bandwidth per device and direction (450GB/s)", err=True)
-        inside = (f"{kind}:{rate}",)
+        asked.inside = (f"{kind}:{rate}",)
     if nodes > 1:
         kind = click.prompt("link between nodes (infiniband, roce, ethernet)", default="infiniband", err=True)
         rate = click.prompt("bandwidth of one network card (400Gbit/s)", err=True)
         cards = click.prompt("network cards per node", type=click.IntRange(min=1), default=1, err=True)
-        between = (f"{kind}:{rate},ports={cards}",)
-    return device, per_node, nodes, inside, between
+        asked.between = (f"{kind}:{rate},ports={cards}",)
+    return asked
 
 
-@command.command("import", short_help="Create a profile from the output of another tool.")
+@_options.command("import", command, short_help="Create a profile from the output of another tool.")
 @click.argument("source", metavar="FILE")
 @click.option("--device", shell_complete=complete("devices"), help="Bundled device type, if the text does not name it.")
 @count("--nodes", help="Number of nodes; for topologies.")
@@ -276,17 +262,7 @@ def _asked() -> tuple[str, int, int, tuple[str, ...], tuple[str, ...]]:
 @click.option("--collective", default="", help="Collective that was measured, if the text does not name it.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write. [default: standard output]")
 @flag("--force", help="Replace the file if it exists.")
-def import_profile(
-    source: str,
-    device: str | None,
-    nodes: int | None,
-    between: tuple[str, ...],
-    into: str | None,
-    level: str | None,
-    collective: str,
-    output: Path | None,
-    force: bool,
-) -> None:
+def import_profile(given: Options) -> None:
     """Create a hardware profile from a text of another tool; FILE may be `-` for standard input.
 
     The text is the output of `nvidia-smi topo -m` or of nccl-tests, a Calculon system or an ASTRA-sim network; the
@@ -301,32 +277,32 @@ def import_profile(
       shardplan hardware import systems/a100_80g.json -o calculon.yaml
       shardplan hardware import network.yml --device a100-sxm-80gb
     """
-    _refuse_existing(output, force)
-    text = read_file(source).decode("utf-8", errors="replace")
-    hardware, name = planner.hardware, output.stem if output else "imported"
+    _refuse_existing(given)
+    text = read_file(given.source).decode("utf-8", errors="replace")
+    hardware, name, device = planner.hardware, given.output.stem if given.output else "imported", given.device
     kind = hardware.kind_of(text)
     if not kind:
         known = "nvidia-smi topo -m, nccl-tests, a Calculon system or an ASTRA-sim network"
         raise planner.HardwareError(
-            "the format of the text is unknown", where=source, hint=f"give the complete text of {known}"
+            "the format of the text is unknown", where=given.source, hint=f"give the complete text of {known}"
         )
     if kind == "nccl":
-        if not (into and level):
+        if not (given.into and given.level):
             raise planner.UsageError("measured collectives need a profile", hint="give --into PROFILE --level NAME")
-        measured, row = hardware.from_nccl_tests(text, collective=collective)
-        _write(output, hardware.with_measured(into, level, {measured: row}, name))
+        measured, row = hardware.from_nccl_tests(text, collective=given.collective)
+        _write(given.output, hardware.with_measured(given.into, given.level, {measured: row}, name))
         return
     if kind != "calculon" and not device:
         raise planner.UsageError("the text does not say which device it is", hint="give --device NAME")
     if kind == "topology":
-        sketch = hardware.from_topology(text, name=name, device=str(device))
-        outer = tuple(hardware.read_link(link, where="--between") for link in between)
-        sketch = dataclasses.replace(sketch, between=outer, nodes=nodes or 1)
+        sketch = hardware.from_topology(text, name=name, device=device)
+        outer = tuple(hardware.read_link(link, where="--between") for link in given.between)
+        sketch = dataclasses.replace(sketch, between=outer, nodes=given.nodes or 1)
+    elif kind == "calculon":
+        sketch = hardware.from_calculon(text, name=name)
     else:
-        sketch = hardware.from_calculon(text, name=name) if kind == "calculon" else hardware.from_astra(
-            text, name=name, device=str(device)
-        )  # fmt: skip
-    _write(output, hardware.sketch_text(sketch))
+        sketch = hardware.from_astra(text, name=name, device=device)
+    _write(given.output, hardware.sketch_text(sketch))
 
 
 @command.command("schema", short_help="Print the JSON Schema for editors.")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import importlib
 import itertools
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, TextIO
 
 import click
@@ -118,9 +119,9 @@ def main(argv: list[str] | None = None) -> None:
     arguments = [argument for argument in given if argument != "--debug"]
     gc.set_threshold(*GARBAGE_THRESHOLDS)
     try:
-        with _checked_output(), _messages_aside(arguments):
+        with _messages_aside(arguments):
             result: Any = app.main(args=arguments, prog_name="shardplan", standalone_mode=False)
-            sys.stdout.flush()
+        sys.stdout.flush()
     except click.exceptions.Abort:
         _print_error("interrupted")
         sys.exit(130)
@@ -132,9 +133,10 @@ def main(argv: list[str] | None = None) -> None:
         _discard(sys.stdout)  # nobody reads the output any more
         sys.exit(141)
     except Exception as error:
+        told = _of_output(error)
         if len(arguments) < len(given):
             raise
-        sys.exit(_report(error))
+        sys.exit(_report(told))
     sys.exit(result if isinstance(result, int) else 0)
 
 
@@ -171,6 +173,18 @@ def _report(error: Exception) -> int:
     return 70
 
 
+def _of_output(error: Exception) -> Exception:
+    """A failure to write to standard output as `OutputError`, after what is left to write is discarded; others as is.
+
+    Errors of files are the library's own by now: a bare error of a device is of standard output.
+    """
+    if not isinstance(error, OSError) or error.filename is not None or error.errno not in _CANNOT_WRITE:
+        return error
+    _discard(sys.stdout)
+    what, hint = f"cannot write: {error.strerror or error}", "make room, or use -o FILE"
+    return planner.OutputError(what, where="standard output", hint=hint)
+
+
 def _print_error(text: str) -> None:
     """Print a line on standard error; if that fails, too, only the exit code remains."""
     try:
@@ -187,45 +201,5 @@ def _discard(stream: TextIO) -> None:
 _FILES = ("-o", "--output", "--svg", "--trace", "--plot")
 """Options that name a file to write."""
 
-
-class _CheckedStream:
-    """Standard output that raises `OutputError` when writing fails (a full disk)."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self.failed = False
-
-    def write(self, text: str) -> int:
-        with self._checked():
-            return self._stream.write(text)
-
-    def flush(self) -> None:
-        with self._checked():
-            self._stream.flush()
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
-        return getattr(self._stream, name)
-
-    @contextlib.contextmanager
-    def _checked(self) -> Iterator[None]:
-        try:
-            yield
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            self.failed = True
-            what, hint = f"cannot write: {error.strerror or error}", "make room, or use -o FILE"
-            raise planner.OutputError(what, where="standard output", hint=hint) from error
-
-
-@contextlib.contextmanager
-def _checked_output() -> Iterator[None]:
-    """Turns failures of writing to standard output into `OutputError`."""
-    stream = sys.stdout
-    checked = _CheckedStream(stream)
-    try:
-        with contextlib.redirect_stdout(checked):
-            yield
-    finally:
-        if checked.failed:
-            _discard(stream)
+_CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+"""Errors of writing to a device: full, failing, or closed."""

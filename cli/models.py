@@ -15,8 +15,8 @@ import click
 import planner
 
 from . import _options
-from ._options import count, dims_option, format_option, parse_dims
-from ._report import say_progress, show, show_rows
+from ._options import Options, count, dims_option, format_option, parse_dims
+from ._report import say_progress, show
 
 _onnx_output = click.option(
     "-o", "--output", required=True, type=click.Path(path_type=Path, dir_okay=False), help="ONNX file to write."
@@ -35,10 +35,10 @@ def command() -> None:
     """
 
 
-@command.command("list")
+@_options.command("list", command)
 @click.option("--family", metavar="NAME", help="List only this family, with the options of its builders.")
 @format_option("table", "json")
-def list_models(family: str | None, form: str) -> None:
+def list_models(given: Options) -> None:
     """List the bundled models: name, family, parameters, layers, default sequence length, source.
 
     With --family, also list the size options of `models build`.
@@ -48,32 +48,30 @@ def list_models(family: str | None, form: str) -> None:
       shardplan models list --family moe
       shardplan models list --format json
     """
-    types = planner.bundled.bundled_options()
-    families = {*planner.bundled.bundled_families(), *(listed for listed, _ in types.values())}
+    family, types = given.family, planner.bundled.bundled_options()
+    models = [planner.bundled_info(name) for name in planner.bundled_names()]
+    families = {*(info.family for info in models), *(listed for listed, _ in types.values())}
     if family is not None and family not in families:
         raise planner.UsageError(
             f"no family of models is called {family!r}", hint=planner.registry.did_you_mean(family, families)
         )
-    models = [planner.bundled_info(name) for name in planner.bundled_names()]
     models = [info for info in models if family in (None, info.family)]
-    show_rows(planner.report.models_report(models), form)
-    if family is None or form != "table":
+    show(planner.report.models_report(models), form=given.form)
+    if family is None or given.form != "table":
         return
     for model_type, (listed, options) in types.items():
         if listed == family:
             click.echo(f"\noptions of {model_type}: {' '.join(f'--{name}' for name in options)}")
 
 
-@command.command("build", context_settings={"ignore_unknown_options": True})
+@_options.command("build", command, context_settings={"ignore_unknown_options": True})
 @click.argument("name", required=False)
 @click.option("--family", metavar="NAME", help="Build a model of this family or model_type with your own sizes.")
 @_onnx_output
 @count("--batch", default=1, show_default=True, help="Samples in one forward pass.")
 @count("--seq", help="Sequence length. [default: the model's]")
 @click.argument("sizes", nargs=-1, type=click.UNPROCESSED, metavar="[--SIZE VALUE]...")
-def build_model(
-    name: str | None, family: str | None, output: Path, batch: int, seq: int | None, sizes: tuple[str, ...]
-) -> None:
+def build_model(given: Options) -> None:
     """Write a model as an ONNX file with graph and shapes, but without weight data.
 
     NAME is a bundled model; further options change its sizes (`--layers 16`), see `models list --family`. With --family
@@ -85,6 +83,8 @@ def build_model(
       shardplan models build llama3-8b --layers 16 -o half.onnx
       shardplan models build --family llama --layers 40 --hidden 5120 --heads 40 --ffn 13824 --vocab 32000 -o mine.onnx
     """
+    name, family, sizes = given.name, given.family, given.sizes
+    batch, seq, output = given.batch, given.seq, given.output
     if family is not None and name is not None:
         sizes, name = (name, *sizes), None
     if (base := family or name) is None:
@@ -108,12 +108,12 @@ def build_model(
         click.echo(f"note: {note}")
 
 
-@command.command("rebatch")
+@_options.command("rebatch", command)
 @click.argument("model", metavar="MODEL", type=click.Path(dir_okay=False))
 @count("--batch", required=True, help="Samples in one forward pass.")
 @_onnx_output
 @dims_option
-def rebatch_model(model: str, batch: int, output: Path, dims: tuple[str, ...]) -> None:
+def rebatch_model(given: Options) -> None:
     """Convert an ONNX file that was exported at a fixed batch to another batch.
 
     Constants that contain the batch (targets of Reshape and Expand) get the values that plans for that micro-batch list
@@ -124,7 +124,8 @@ def rebatch_model(model: str, batch: int, output: Path, dims: tuple[str, ...]) -
       shardplan models rebatch model.onnx --batch 4 -o model-4.onnx
       shardplan models rebatch model.onnx --batch 4 --dim seq=128 -o model-4.onnx
     """
-    rebatched = planner.importers.rebatched_file(model, batch, dims=parse_dims(dims))
+    model, batch, output = given.model, given.batch, given.output
+    rebatched = planner.importers.rebatched_file(model, batch, dims=parse_dims(given.dims))
     if rebatched.external and output.resolve().parent != Path(model).resolve().parent:
         raise planner.UsageError(
             f"the weights in {rebatched.external[0]} lie beside {model}, not beside {output}",
@@ -168,7 +169,7 @@ _COUNT, _STEPS = 4, 3
 """Micro-batches and iterations of the runs that say what whole passes take."""
 
 
-@click.command("profile")
+@_options.command("profile")
 @_options.model_argument
 @click.option(
     "--device",
@@ -192,8 +193,7 @@ _COUNT, _STEPS = 4, 3
 @_options.count("--top", default=DEFAULT_TOP, show_default=True, help="Rows of each table.")
 @_options.strict_option
 @_options.file_to_write("--output", "-o", help="Write the times of all operators, for `--costs`.")
-@click.pass_context
-def profile(ctx: click.Context, /, model: str, form: str, top: int, output: str | None, **options: Any) -> None:  # noqa: ANN401
+def profile(given: Options) -> None:
     """Estimate time and memory of MODEL on one device: totals, costliest layers and operators, coverage.
 
     MODEL is an ONNX file, a Hugging Face config.json or a bundled model's name.
@@ -209,57 +209,55 @@ def profile(ctx: click.Context, /, model: str, form: str, top: int, output: str 
       shardplan profile model.onnx --measure -o measured.json
       shardplan plan model.onnx -H pool.yaml -b 64 --costs measured.json
     """
-    graph = _options.load_graph(model, options["dims"])
-    priced = _price(ctx, graph, model, options)
-    if output:
-        planner.files.write_whole(output, json.dumps(planner.costs.costs_document(graph, priced), indent=1) + "\n")
-        click.echo(f"costs written to {output}; use them with --costs {output}", err=True)
-    _options.refuse_others(
-        ctx, set(ctx.params) - ({"top"} if form != "table" else set()), f"--format {form}, which has all rows"
-    )
-    report = planner.report.profile_report(graph, priced, most_rows=top, remark=_remark(priced.precision, options))
-    data = planner.cost_report(graph, priced).document() if form == "json" else None
-    show(report, data, "text" if form == "table" else form)
+    graph = _options.load_graph(given)
+    priced = _price(graph, given)
+    if given.output:
+        text = json.dumps(planner.costs.costs_document(graph, priced), indent=1) + "\n"
+        planner.files.write_whole(given.output, text)
+        click.echo(f"costs written to {given.output}; use them with --costs {given.output}", err=True)
+    shorter = {"top"} if given.form != "table" else set()
+    _options.refuse_others(vars(given).keys() - shorter, f"--format {given.form}, which has all rows")
+    report = planner.report.profile_report(graph, priced, most_rows=given.top, remark=_remark(priced.precision, given))
+    show(report, planner.cost_report(graph, priced).document() if given.form == "json" else None, given.form)
 
 
-def _price(ctx: click.Context, graph: Any, model: str, options: dict[str, Any]) -> Any:  # noqa: ANN401
+def _price(graph: Any, given: Options) -> Any:  # noqa: ANN401
     """Costs from the source that the options select; options of other sources are refused."""
-    attention = {"fused_attention": options["attention"] == "fused", "dropout": not options["no_dropout"]}
-    if options["measure"]:
-        measure_options = {"device", "precision"} if options["device"] else set()
+    attention = {"fused_attention": given.attention == "fused", "dropout": not given.no_dropout}
+    if given.measure:
+        measure_options = {"device", "precision"} if given.device else set()
         _options.refuse_others(
-            ctx,
             {*_ANY, *_KEPT, *measure_options, "measure", "cache"},
             "--measure, which runs the file's operators as they are",
         )
-        if options["device"] == "cpu":
-            _options.refuse_others(ctx, {*_ANY, *_KEPT, "measure", "device", "dims"}, "--measure --device cpu")
-            return _within_passes(graph, model, options["micro_batch"] or graph.batch, **attention)
+        if given.device == "cpu":
+            _options.refuse_others({*_ANY, *_KEPT, "measure", "device", "dims"}, "--measure --device cpu")
+            return _within_passes(graph, given.model, given.micro_batch or graph.batch, **attention)
         runner = None
-        if options["device"]:
-            runner = planner.runtime.TorchRunner(options["device"], options["precision"] or "bf16")
-        cache = Path(options["cache"]) if options["cache"] else None
+        if given.device:
+            runner = planner.runtime.TorchRunner(given.device, given.precision or "bf16")
+        cache = Path(given.cache) if given.cache else None
         return planner.costs.measure(
             graph,
             runner=runner,
-            micro_batch=options["micro_batch"],
+            micro_batch=given.micro_batch,
             cache_folder=cache,
             progress=say_progress,
             **attention,
         )
     if planner.costs.is_priced(graph):
-        _options.refuse_others(ctx, _ANY, "a model that carries measured times of its own")
-        return planner.costs.imported_profile(graph, micro_batch=options["micro_batch"])
-    if not options["device"]:
+        _options.refuse_others(_ANY, "a model that carries measured times of its own")
+        return planner.costs.imported_profile(graph, micro_batch=given.micro_batch)
+    if not given.device:
         raise planner.UsageError("no device to price for", hint="give --device NAME, or --measure")
-    _options.refuse_others(ctx, set(ctx.params) - {"cache"}, "prices by the roofline: it is for --measure")
+    _options.refuse_others(vars(given).keys() - {"cache"}, "prices by the roofline: it is for --measure")
     return planner.profile(
         graph,
-        planner.load_device(options["device"], stack=options["stack"]),
-        precision=options["precision"] or "",
-        micro_batch=options["micro_batch"],
-        assume_dropout=options["assume_dropout"],
-        strict_ops=options["strict_ops"],
+        planner.load_device(given.device, stack=given.stack),
+        precision=given.precision or "",
+        micro_batch=given.micro_batch,
+        assume_dropout=given.assume_dropout,
+        strict_ops=given.strict_ops,
         **attention,
     )
 
@@ -299,8 +297,8 @@ def _at_size(graph: Any, model: str, micro_batch: int, **attention: bool) -> Any
     return replace(found, update_byte_per_s=moved_bytes / whole_s["update"] if whole_s["update"] else 0.0)
 
 
-def _remark(precision: str, options: dict[str, Any]) -> str:
+def _remark(precision: str, given: Options) -> str:
     """Why the precision was chosen; "" if the user gave it."""
-    if options["precision"] or options["measure"] or not options["device"]:
+    if given.precision or given.measure or not given.device:
         return ""
-    return planner.costs.precision_remark(precision, [planner.load_device(options["device"], stack=options["stack"])])
+    return planner.costs.precision_remark(precision, [planner.load_device(given.device, stack=given.stack)])

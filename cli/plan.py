@@ -18,7 +18,7 @@ _sizes = functools.partial(click.option, type=_options.NUMBERS)
 """An option of allowed sizes: `8` or `1,2,4`."""
 
 
-@click.command("plan")
+@_options.command("plan")
 @_options.model_argument
 @_options.machine_options(required=False)
 @_options.batch_option
@@ -131,16 +131,7 @@ _sizes = functools.partial(click.option, type=_options.NUMBERS)
 )
 @_options.flag("--quiet", "-q", help="Print no progress and no summary.")
 @partition_options
-@click.pass_context
-def command(
-    ctx: click.Context,
-    /,
-    model: str,
-    form: str,
-    output: str | None,
-    quiet: bool,
-    **options: Any,  # noqa: ANN401
-) -> None:
+def command(given: _options.Options) -> None:
     """Plan how to train MODEL (an ONNX file, a Hugging Face config.json or a bundled model's name) on a cluster.
 
     MODEL may also be an instance of a published partition problem: an operator graph, a Piper instance or, with
@@ -160,95 +151,82 @@ def command(
       shardplan plan gnmt_training.json --non-contiguous --time-limit 60s
       shardplan plan vgg16.graph.txt --machines 4x2 --bandwidth 10GB/s,1.25GB/s
     """
-    if planned_as_partition(ctx, model):
-        plan_partition(model, form, output, quiet, options)
+    if planned_as_partition(given.model):
+        plan_partition(given)
         return
-    if not options["hardware"]:
-        raise click.UsageError("Missing option '--hardware' / '-H'.", ctx)
-    if options["least"] and not options["target"]:
+    if not given.hardware:
+        raise click.UsageError("Missing option '--hardware' / '-H'.", click.get_current_context())
+    if given.least and not given.target:
         raise click.UsageError("--least says what --target minimizes: add --target")
-    options = {name: value for name, value in options.items() if name not in OWN}
-    provenance = planner.default_provenance(model, options["hardware"])
-    with progress_line(quiet or form == "json", counted=True, doing="reading the model") as draw:
-        graph = _options.load_graph(model, options["dims"], options["costs"])
-        cluster = _options.load_hardware(options)
+    given = _options.Options(**{name: value for name, value in vars(given).items() if name not in OWN})
+    provenance = planner.default_provenance(given.model, given.hardware)
+    with progress_line(given.quiet or given.form == "json", counted=True, doing="reading the model") as draw:
+        graph = _options.load_graph(given)
+        cluster = _options.load_hardware(given)
         answer = None
         try:
-            if options["target"]:
-                answer = _for_target(graph, cluster, provenance, options, draw)
+            if given.target:
+                answer = _for_target(graph, cluster, provenance, given, draw)
                 plan = answer.plan
             else:
-                plan = _planned(graph, cluster, provenance, options, draw)
+                plan = _planned(graph, cluster, provenance, given, draw)
         except planner.InfeasibleError as error:
-            if form == "json":
+            if given.form == "json":
                 refusal = planner.plans.infeasible_answer(error, graph.fingerprint, cluster.fingerprint, provenance)
                 click.echo(planner.plans.dump_answer(refusal), nl=False)
             raise
-    if options["price"]:
-        plan = planner.with_price(plan, options["price"])
-    if output:
-        planner.write_plan(plan, output)
-    if form == "json":
+    if given.price:
+        plan = planner.with_price(plan, given.price)
+    if given.output:
+        planner.write_plan(plan, given.output)
+    if given.form == "json":
         click.echo(planner.dump_plan(plan), nl=False)
-    elif not quiet:
-        remark = "" if options["precision"] else planner.costs.precision_remark(plan.options.precision, cluster.devices)
+    elif not given.quiet:
+        remark = "" if given.precision else planner.costs.precision_remark(plan.options.precision, cluster.devices)
         if answer is None:
-            show(planner.plan_report(plan, batch_given=options["global_batch"] is not None, remark=remark))
+            show(planner.plan_report(plan, batch_given=given.global_batch is not None, remark=remark))
         else:
             show(planner.report.target_report(dataclasses.replace(answer, plan=plan), remark=remark))
-        say_where(output)
+        say_where(given.output)
 
 
-def _for_target(
-    graph: Any,  # noqa: ANN401
-    largest: Any,  # noqa: ANN401
-    provenance: Any,  # noqa: ANN401
-    options: dict[str, Any],
-    draw: Draw | None,
-) -> Any:  # noqa: ANN401
+def _for_target(graph: Any, largest: Any, provenance: Any, given: _options.Options, draw: Draw | None) -> Any:  # noqa: ANN401
     """The plan that reaches a target with the fewest devices or dollars, and the sizes that were tried.
 
     Raises:
         click.UsageError: no global batch is given, whose default would differ with the number of devices.
     """
-    if options["global_batch"] is None:
+    if given.global_batch is None:
         raise click.UsageError("--target needs --global-batch, the same for all numbers of devices")
-    if options["devices"] is not None:
+    if given.devices is not None:
         raise click.UsageError("--target searches the number of devices: give their maximum by --nodes, not --devices")
 
     def plan_on(devices: int) -> Any:  # noqa: ANN401
-        cluster = _options.load_hardware(options, nodes=None, devices=devices)
-        plan = _planned(graph, cluster, provenance, options, draw)
-        return planner.with_price(plan, options["price"]) if options["price"] else plan
+        cluster = _options.load_hardware(given, nodes=None, devices=devices)
+        plan = _planned(graph, cluster, provenance, given, draw)
+        return planner.with_price(plan, given.price) if given.price else plan
 
-    sizes = planner.ask.sizes_of(largest, largest.device_count) if options["nodes"] else ()
-    return planner.least_devices(
-        planner.ask.read_target(options["target"]), graph, largest, options["global_batch"], plan_on,
-        sizes=sizes, least=options["least"] or "devices",
-    )  # fmt: skip
+    target = planner.ask.read_target(given.target)
+    sizes = planner.ask.sizes_of(largest, largest.device_count) if given.nodes else ()
+    least = {} if given.least is None else {"least": given.least}
+    return planner.least_devices(target, graph, largest, given.global_batch, plan_on, sizes=sizes, **least)
 
 
-def _planned(
-    graph: Any,  # noqa: ANN401
-    cluster: Any,  # noqa: ANN401
-    provenance: Any,  # noqa: ANN401
-    options: dict[str, Any],
-    draw: Draw | None,
-) -> Any:  # noqa: ANN401
+def _planned(graph: Any, cluster: Any, provenance: Any, given: _options.Options, draw: Draw | None) -> Any:  # noqa: ANN401
     """The plan of the joint search, or of a published system."""
     job = _options.job_of(
-        options,
+        given,
         cluster.device_count,
-        micro_batches=tuple(sorted(set(options["micro_batches"]))),
-        fused_attention=options["attention"] == "fused",
-        dropout=not options["no_dropout"],
-        **({"recompute": f"layers:{options['recompute_layers']}"} if options["recompute_layers"] else {}),
+        micro_batches=tuple(sorted(set(given.micro_batches))),
+        fused_attention=given.attention == "fused",
+        dropout=not given.no_dropout,
+        **({"recompute": f"layers:{given.recompute_layers}"} if given.recompute_layers else {}),
     )
-    arguments = {"strict_ops": options["strict_ops"], "provenance": provenance}
-    orders = options["schedule_file"]
-    if options["system"] and (orders or options["schedules"]):
+    arguments = {"strict_ops": given.strict_ops, "provenance": provenance}
+    orders = given.schedule_file
+    if given.system and (orders or given.schedules):
         raise click.UsageError("--system chooses its own schedule: leave out --schedule and --schedule-file")
-    if orders and options["schedules"]:
+    if orders and given.schedules:
         raise click.UsageError("--schedule-file has the schedule: leave out --schedule")
 
     def show_progress(done: int, total: int, incumbent_s: float, bound_s: float) -> None:
@@ -257,11 +235,8 @@ def _planned(
             draw(doing="searching", completed=done, total=total, found=best)
 
     if draw:
-        draw(
-            doing=f"pricing operators on {planner.units.plural(cluster.device_count, 'device')}",
-            completed=0,
-            total=None,
-        )
-    if options["system"] and options["system"] != "auto":
-        return planner.plan_system(options["system"], graph, cluster, job, **arguments)
+        devices = planner.units.plural(cluster.device_count, "device")
+        draw(doing=f"pricing operators on {devices}", completed=0, total=None)
+    if given.system and given.system != "auto":
+        return planner.plan_system(given.system, graph, cluster, job, **arguments)
     return planner.plan(graph, cluster, job, orders=orders, progress=show_progress if draw else None, **arguments)

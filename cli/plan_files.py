@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,12 @@ import click
 import planner
 
 from . import _options, _partition
-from ._options import against_options, flag, for_option, format_option, load_against, own_inputs, read_file, shown_name
+from ._options import Options, flag, load_against, own_inputs, read_file, shown_name
 from ._report import FOUND, progress_line, say_checked, show, terminal_width, written
 from .run import model_of_plan
 
 
-@click.command("explain")
+@_options.command("explain")
 @click.argument("plan_file", metavar="PLAN")
 @_options.against_options
 @_options.set_option
@@ -36,17 +36,7 @@ from .run import model_of_plan
     "limit, and show the gains. Takes a search each; uses --model and --hardware, or those that the plan names.",
 )
 @_options.format_option("text", "json", "markdown")
-@click.pass_context
-def explain(
-    ctx: click.Context,
-    /,
-    plan_file: str,
-    price: float | None,
-    why_not: str | None,
-    worth: bool,
-    form: str,
-    **against: Any,  # noqa: ANN401
-) -> None:
+def explain(given: Options) -> None:
     """Explain PLAN: bottleneck, memory, alternatives and their cost, what is proven, what is not modelled.
 
     With --model and --hardware, also explain how operators are split over the ranks of a group, with the cost of other
@@ -60,40 +50,39 @@ def explain(
       shardplan explain model.plan.json --model model.onnx --hardware dgx-a100 --nodes 2 --worth
       shardplan explain model.plan.json --format markdown >> summary.md
     """
-    if planner.partitions.is_partition_plan(plan_file):
-        _partition.explain(ctx, plan_file, form)
+    if planner.partitions.is_partition_plan(given.plan_file):
+        _partition.explain(given)
         return
-    plan = planner.read_plan(plan_file)
-    if why_not:
-        planner.ask.read_choice(why_not)
-    if why_not or worth:
-        against = _options.own_inputs(plan, plan_file, against)
-    if bool(against["model"]) is not bool(against["hardware"]):
+    plan = planner.read_plan(given.plan_file)
+    if given.why_not:
+        planner.ask.read_choice(given.why_not)
+    against = own_inputs(plan, given) if given.why_not or given.worth else given
+    if bool(against.model) is not bool(against.hardware):
         raise click.UsageError("--model and --hardware must be given together: splits are priced for both")
-    if price:
-        plan = planner.with_price(plan, price)
-    graph, cluster = _options.load_against(plan.hardware.stack, against)
-    if why_not:
-        answer = planner.explain_why_not(plan, graph, cluster, why_not)
-        show(planner.report.why_not_report(answer), answer, form)
+    if given.price:
+        plan = planner.with_price(plan, given.price)
+    graph, cluster = load_against(plan.hardware.stack, against)
+    if given.why_not:
+        answer = planner.explain_why_not(plan, graph, cluster, given.why_not)
+        show(planner.report.why_not_report(answer), answer, given.form)
         return
-    if worth:
+    if given.worth:
         found = _worth(plan, graph, cluster, against)
-        show(planner.report.worth_report(plan, found), found, form)
+        show(planner.report.worth_report(plan, found), found, given.form)
         return
     if graph is not None and graph.fingerprint == plan.model.fingerprint:
         graph = planner.rebatch(graph, plan.micro_batches.size)
     explanation = planner.plans.explain_plan(plan, graph, cluster)
     report = planner.report.explanation_report(explanation)
-    show(report, planner.report.explanation_document(explanation), form)
+    show(report, planner.report.explanation_document(explanation), given.form)
 
 
-def _worth(plan: Any, graph: Any, cluster: Any, against: Mapping[str, Any]) -> Any:  # noqa: ANN401
+def _worth(plan: Any, graph: Any, cluster: Any, against: Options) -> Any:  # noqa: ANN401
     """The gains of changes; with one more node only if the cluster has nodes."""
 
     def larger() -> Any:  # noqa: ANN401
         nodes = cluster.device_count // cluster.node_size + 1
-        return _options.load_hardware(against, nodes=nodes, stack=against["stack"] or plan.hardware.stack)
+        return _options.load_hardware(against, nodes=nodes, stack=against.stack or plan.hardware.stack)
 
     with progress_line(False, counted=False, doing="planning with more of everything"):
         return planner.find_worth(plan, graph, cluster, larger if cluster.node_size else None)
@@ -103,7 +92,7 @@ PLAIN_WIDTH = 110
 """Columns of the timeline if the output is no terminal."""
 
 
-@click.command("simulate")
+@_options.command("simulate")
 @click.argument("plan_file", metavar="PLAN")
 @_options.format_option("text", "json")
 @_options.file_to_write("--svg", "svg_file", help="Also draw the timeline to this SVG file.")
@@ -117,17 +106,7 @@ PLAIN_WIDTH = 110
     help="Whether transfers between stages overlap with computation or block the stage. [default: as in the plan]",
 )
 @click.option("--width", type=click.IntRange(min=40), help="Columns of the timeline. [default: the terminal's]")
-@click.pass_context
-def simulate(
-    ctx: click.Context,
-    /,
-    plan_file: str,
-    form: str,
-    svg_file: str | None,
-    trace_file: str | None,
-    overlap: bool | None,
-    width: int | None,
-) -> None:
+def simulate(given: Options) -> None:
     """Simulate PLAN's schedule: step time, bubble, memory over time, and the error of the plan's prediction.
 
     \b
@@ -136,32 +115,32 @@ def simulate(
       shardplan simulate model.plan.json --svg model.svg --trace model.trace.json
       shardplan simulate model.plan.json --overlap-transfers --format json
     """
-    if form == "json":
-        _options.refuse_others(ctx, set(ctx.params) - {"width"}, "--format json, which has no timeline")
+    if given.form == "json":
+        _options.refuse_others(vars(given).keys() - {"width"}, "--format json, which has no timeline")
     transfers = None
-    if overlap is not None:
-        transfers = planner.Transfers.OVERLAPPED if overlap else planner.Transfers.BLOCKING
-    timeline = planner.simulate_plan(planner.read_plan(plan_file), transfers=transfers)
-    if svg_file:
-        planner.files.write_whole(svg_file, planner.draw_svg(timeline))
-    if trace_file:
-        planner.files.write_whole(trace_file, planner.trace_json(timeline))
-    if form == "json":
+    if given.overlap is not None:
+        transfers = planner.Transfers.OVERLAPPED if given.overlap else planner.Transfers.BLOCKING
+    timeline = planner.simulate_plan(planner.read_plan(given.plan_file), transfers=transfers)
+    if given.svg_file:
+        planner.files.write_whole(given.svg_file, planner.draw_svg(timeline))
+    if given.trace_file:
+        planner.files.write_whole(given.trace_file, planner.trace_json(timeline))
+    if given.form == "json":
         click.echo(json.dumps(planner.simulate.timeline_document(timeline)))
         return
-    show(planner.report.timeline_report(timeline, width=width or terminal_width() or PLAIN_WIDTH))
-    for what, file in (("picture", svg_file), ("trace", trace_file)):
+    show(planner.report.timeline_report(timeline, width=given.width or terminal_width() or PLAIN_WIDTH))
+    for what, file in (("picture", given.svg_file), ("trace", given.trace_file)):
         if file:
             click.echo(f"wrote {what} to {file}")
 
 
-@click.command("report")
+@_options.command("report")
 @click.argument("plan_file", metavar="PLAN")
 @_options.file_to_write("--output", "-o", required=True, help="HTML file to write; `-` is standard output.")
 @_options.against_options
 @_options.set_option
 @_options.price_option
-def report(plan_file: str, output: str, price: float | None, **against: Any) -> None:  # noqa: ANN401
+def report(given: Options) -> None:
     """Write PLAN as a self-contained HTML page: model, timeline, memory, time by kind, alternatives.
 
     The page needs no network and no other file. The roofline of the costliest operators needs the model and the
@@ -174,21 +153,21 @@ def report(plan_file: str, output: str, price: float | None, **against: Any) -> 
       shardplan report model.plan.json -o report.html --model model.onnx --hardware dgx-a100 --nodes 2
       shardplan plan gpt2 -H dgx-a100 -o - | shardplan report - -o - > report.html
     """
-    plan = planner.load_plan(_options.read_file(plan_file), name=_options.shown_name(plan_file))
-    if price:
-        plan = planner.with_price(plan, price)
-    named = not (against["model"] or against["hardware"])
+    plan = planner.load_plan(read_file(given.plan_file), name=shown_name(given.plan_file))
+    if given.price:
+        plan = planner.with_price(plan, given.price)
+    named = not (given.model or given.hardware)
     try:
-        inputs = _options.own_inputs(plan, plan_file, against) if named else against
-        page = planner.report.plan_page(plan, *_options.load_against(plan.hardware.stack, inputs))
+        inputs = own_inputs(plan, given) if named else given
+        page = planner.report.plan_page(plan, *load_against(plan.hardware.stack, inputs))
     except (planner.ModelError, planner.HardwareError, planner.UsageError) as error:
         if not named:
             raise
         page = planner.report.plan_page(plan, lacking=str(error))
-    planner.files.write_whole(output, page)
+    planner.files.write_whole(given.output, page)
 
 
-@click.command("export")
+@_options.command("export")
 @click.argument("plan_file", metavar="PLAN")
 @click.option(
     "--to",
@@ -214,7 +193,7 @@ def report(plan_file: str, output: str, price: float | None, **against: Any) -> 
 )
 @_options.dims_option
 @_options.format_option("text", "json")
-def export(plan_file: str, name: str, folder: str, model: str | None, dims: tuple[str, ...], form: str) -> None:
+def export(given: Options) -> None:
     """Write PLAN as launch script and configuration of a training framework.
 
     EXPORT.md in the same folder lists how each part of the plan was mapped, and what could not be mapped. A plan that
@@ -225,11 +204,11 @@ def export(plan_file: str, name: str, folder: str, model: str | None, dims: tupl
       shardplan export model.plan.json --to megatron -o megatron
       shardplan export model.plan.json --to torchtitan -o titan --model model.onnx
     """
-    plan = planner.read_plan(plan_file)
-    if dims and not model:
+    plan, model, folder = planner.read_plan(given.plan_file), given.model, given.folder
+    if given.dims and not model:
         raise click.UsageError("--dim needs --model")
-    graph = _options.load_graph(model, dims, None) if model else None
-    exported = planner.export.export(plan, name, graph, model_of_plan(plan, model) if model else None)
+    graph = _options.load_graph(given) if model else None
+    exported = planner.export.export(plan, given.name, graph, model_of_plan(plan, model) if model else None)
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -239,7 +218,7 @@ def export(plan_file: str, name: str, folder: str, model: str | None, dims: tupl
     paths = [Path(folder, file) for file in exported.files]
     for path, text in zip(paths, exported.files.values(), strict=True):
         planner.files.write_whole(str(path), text)
-    if form == "json":
+    if given.form == "json":
         files = [str(path) for path in paths]
         click.echo(json.dumps({"files": files, "mapped": exported.mapped, "left_out": exported.left_out}, indent=2))
         return
@@ -250,10 +229,10 @@ def export(plan_file: str, name: str, folder: str, model: str | None, dims: tupl
     )
 
 
-@click.command("migrate")
+@_options.command("migrate")
 @click.argument("old")
 @click.option("--output", "-o", metavar="NEW", help="File to write; - is standard output. [default: replace OLD]")
-def migrate(old: str, output: str | None) -> None:
+def migrate(given: Options) -> None:
     """Convert the plan file OLD to this version; `-` reads standard input.
 
     Decisions and predictions do not change. A file of this version is written as it is. A plan with a wrong digest
@@ -264,7 +243,8 @@ def migrate(old: str, output: str | None) -> None:
       shardplan migrate old.plan.json -o new.plan.json
       shardplan migrate - < old.plan.json > new.plan.json
     """
-    plan = planner.load_plan(_options.read_file(old), name=_options.shown_name(old))
+    old, output = given.old, given.output
+    plan = planner.load_plan(read_file(old), name=shown_name(old))
     if not output and old != "-" and not os.path.exists(old):
         raise planner.UsageError(f"{old} cannot be written over", hint="name the new file with -o, or - with it")
     target = output or old
@@ -275,9 +255,9 @@ def migrate(old: str, output: str | None) -> None:
     click.echo(f"plan written to {target}")
 
 
-@click.command("schema")
+@_options.command("schema")
 @click.argument("subject", type=click.Choice(["plan", "configuration", "partition", "hardware"]))
-def schema(subject: str) -> None:
+def schema(given: Options) -> None:
     """Print the JSON Schema of plan files, configuration files, partition plans or hardware profiles.
 
     \b
@@ -291,16 +271,16 @@ def schema(subject: str) -> None:
         "partition": planner.partitions.partition_schema,
         "hardware": planner.hardware.profile_json_schema,
     }
-    click.echo(json.dumps(schemas[subject](), indent=1, ensure_ascii=False))
+    click.echo(json.dumps(schemas[given.subject](), indent=1, ensure_ascii=False))
 
 
 LACKING = 9
 """Exit code for a sound plan that a training framework cannot run."""
 
 
-@click.command("check")
+@_options.command("check")
 @click.argument("plan_file", metavar="PLAN")
-@against_options
+@_options.against_options
 @click.option(
     "--search",
     "search_s",
@@ -315,19 +295,9 @@ LACKING = 9
     help="Plan anew for --model and --hardware, or those that the plan names, and exit with 7 unless the result is the "
     "same plan, as with a lock file.",
 )
-@for_option("Check that this training framework (megatron, torchtitan, ..) can run the plan; repeatable.")
-@format_option("text", "json")
-@click.pass_context
-def check(
-    ctx: click.Context,
-    /,
-    plan_file: str,
-    search_s: float,
-    replan: bool,
-    backends: tuple[str, ...],
-    form: str,
-    **against: Any,  # noqa: ANN401
-) -> int:
+@_options.for_option("Check that this training framework (megatron, torchtitan, ..) can run the plan; repeatable.")
+@_options.format_option("text", "json")
+def check(given: Options) -> int:
     """Check PLAN: schema, digest, stages, boundaries, ties, schedule, sums. Exits with 7 if there are findings.
 
     With --for, also check that a training framework can run the plan as it is; exits with 9 if this is the only
@@ -348,24 +318,23 @@ def check(
       shardplan check model.plan.json --for megatron --for torchtitan
       shardplan check gnmt.partition.json --model gnmt_training.json
     """
-    text = read_file(plan_file)
+    text, plan_file, backends = read_file(given.plan_file), given.plan_file, given.backends
     if planner.partitions.is_partition_plan(text):
-        return _partition.check(ctx, plan_file, text, against["model"], form)
+        return _partition.check(text, given)
     plan = planner.load_plan(text, name=shown_name(plan_file))
-    if replan:
-        against = own_inputs(plan, plan_file, against)
+    against = own_inputs(plan, given) if given.replan else given
     inputs = load_against(plan.hardware.stack, against)
-    if replan:
-        return _replanned(plan_file, plan, *inputs, form=form)
-    report = planner.check_plan(plan, *inputs, search_s=search_s, backends=backends)
-    names = {"plan": plan_file, "model": against["model"], "hardware": against["hardware"]}
+    if given.replan:
+        return _replanned(plan_file, plan, *inputs, form=given.form)
+    report = planner.check_plan(plan, *inputs, search_s=given.search_s, backends=backends)
+    names = {"plan": plan_file, "model": given.model, "hardware": given.hardware}
     inputs_named = " and ".join(f"{what} {names[what]}" for what in ("model", "hardware") if names[what])
     counts = {"stage": len(plan.stages), "rank": plan.world_size, "operator": plan.model.operators}
     ok = f"ok ({', '.join(planner.units.plural(number, noun) for noun, number in counts.items())})"
     ok += f", checked against {inputs_named}" if inputs_named else ""
     remarks = ["not checked:", *_hanging(report.unchecked)] if report.unchecked else []
     ok += f", taken as it is by {' and '.join(backends)}" if backends else ""
-    code = say_checked(form, names, report.findings, ok, remarks, unchecked=report.unchecked)
+    code = say_checked(given.form, names, report.findings, ok, remarks, unchecked=report.unchecked)
     lacking = all(finding.fault == planner.plans.Fault.BACKEND for finding in report.findings)
     return LACKING if code and lacking else code
 

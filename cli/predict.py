@@ -17,18 +17,11 @@ import planner
 from . import _options
 from ._report import progress_line, say_where, show
 
-_WITH_CONFIG = frozenset(
-    ("model", "hardware", "nodes", "stack", "changes", "devices", "dims", "costs", "global_batch", "precision",
-     "optimizer", "overlap", "headroom", "price", "best", "config", "output", "form")
-)  # fmt: skip
-"""Options that can be combined with --config."""
-
-
 _degree = functools.partial(click.option, type=click.IntRange(min=1), default=1, show_default=True)
 """An option of one number, 1 by default."""
 
 
-@click.command("predict")
+@_options.command("predict")
 @_options.model_argument
 @_options.machine_options()
 @_options.count(
@@ -108,16 +101,7 @@ _degree = functools.partial(click.option, type=click.IntRange(min=1), default=1,
 @_options.price_option
 @_options.file_to_write("--output", "-o", help="Write the configuration as a plan file.")
 @_options.format_option("text", "json")
-def command(
-    model: str,
-    price: float | None,
-    config: str | None,
-    framework: tuple[str, str] | None,
-    best: bool,
-    output: str | None,
-    form: str,
-    **options: Any,  # noqa: ANN401
-) -> None:
+def command(given: _options.Options) -> None:
     """Price exactly one configuration of MODEL on a cluster; nothing is searched.
 
     A configuration that does not fit is priced, too, with the memory that is missing, by kind and stage, and the
@@ -133,51 +117,51 @@ def command(
       shardplan predict gpt2 -H dgx-h100 --config gpt2.plan.json --best
       shardplan predict llama3-8b -H dgx-h100 --from megatron arguments.txt
     """
-    with progress_line(form == "json", counted=False, doing="reading the model and pricing the configuration"):
-        graph = _options.load_graph(model, options["dims"], options["costs"])
-        cluster = _options.load_hardware(options)
-        if config:
-            _options.refuse_others(click.get_current_context(), _WITH_CONFIG, "--config", "say it in the file")
+    with progress_line(given.form == "json", counted=False, doing="reading the model and pricing the configuration"):
+        graph = _options.load_graph(given)
+        cluster = _options.load_hardware(given)
+        if given.config:
+            in_file = {"framework", "backends", *(field.name for field in dataclasses.fields(planner.Degrees))}
+            _options.refuse_others(vars(given).keys() - in_file, "--config", "say it in the file")
             configuration = planner.plans.parse_configuration(
-                _options.read_file(config), graph, name=_options.shown_name(config)
+                _options.read_file(given.config), graph, name=_options.shown_name(given.config)
             )
         else:
-            framework_degrees, sequence = _framework_degrees(framework, options) if framework else ({}, 0)
-            options["backends"] = framework[:1] if framework else options["backends"]
-            configuration = dataclasses.replace(_degrees(options), **framework_degrees)
-        job = _job(options, configuration)
-        provenance = planner.default_provenance(model, options["hardware"])
+            framework_degrees, sequence = _framework_degrees(given) if given.framework else ({}, 0)
+            configuration = dataclasses.replace(_degrees(given), **framework_degrees)
+        job = _job(given, configuration)
+        provenance = planner.default_provenance(given.model, given.hardware)
         prediction = planner.predict(
-            graph, cluster, job, configuration, fewest_weights=framework is not None, provenance=provenance
+            graph, cluster, job, configuration, fewest_weights=given.framework is not None, provenance=provenance
         )
-        if price:
-            prediction = dataclasses.replace(prediction, plan=planner.with_price(prediction.plan, price))
-        best_comparison = _compared_to_best(prediction, graph, cluster, job) if best else None
+        if given.price:
+            prediction = dataclasses.replace(prediction, plan=planner.with_price(prediction.plan, given.price))
+        best_comparison = _compared_to_best(prediction, graph, cluster, job) if given.best else None
         fixes = () if prediction.fits else planner.find_fixes(graph, cluster, job, configuration)
     priced = prediction.plan.headline.sequence if prediction.plan.headline else 0
-    if framework and sequence and priced not in (0, sequence):
-        words = f"{_options.shown_name(framework[1])} trains sequences of {sequence}, and {priced} is priced"
+    if given.framework and sequence and priced not in (0, sequence):
+        words = f"{_options.shown_name(given.framework[1])} trains sequences of {sequence}, and {priced} is priced"
         click.echo(f"note: {words}: --dim seq={sequence} prices those", err=True)
-    if output:
-        planner.write_plan(prediction.plan, output)
-    if form == "json":
+    if given.output:
+        planner.write_plan(prediction.plan, given.output)
+    if given.form == "json":
         click.echo(json.dumps(_document(prediction, best_comparison, fixes), indent=2))
         return
     show(planner.report.prediction_report(prediction, fixes))
-    say_where(output)
+    say_where(given.output)
     if best_comparison:
         click.echo(_best_words(best_comparison))
 
 
-def _job(options: dict[str, Any], configuration: Any) -> Any:  # noqa: ANN401
+def _job(given: _options.Options, configuration: Any) -> Any:  # noqa: ANN401
     """The job of the options, or of a plan file; a full configuration determines the global batch.
 
     Raises:
         click.UsageError: the global batch is not given.
     """
     names = ("precision", "optimizer", "overlap", "devices", "headroom", "backends")
-    fields = {name: options[name] for name in names if options.get(name) is not None}
-    batch = options["global_batch"]
+    fields = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
+    batch = given.global_batch
     if isinstance(configuration, planner.Plan):
         return dataclasses.replace(
             configuration.options, global_batch=batch or configuration.options.global_batch, **fields
@@ -212,31 +196,31 @@ def _best_words(comparison: dict[str, Any]) -> str:
     return f"best plan: {seconds(comparison['best_s'])} an iteration; this takes {difference} ({ratio:.3f} times)"
 
 
-def _framework_degrees(framework: tuple[str, str], options: dict[str, Any]) -> tuple[dict[str, Any], int]:
-    """Degrees of a framework's configuration that no option overrides, and its sequence; the rest goes to `options`."""
-    name, path = framework
+def _framework_degrees(given: _options.Options) -> tuple[dict[str, Any], int]:
+    """Degrees of a framework's configuration that no option overrides, and its sequence; the rest goes to `given`."""
+    name, path = given.framework
     text = _options.read_file(path, f"name a configuration of {name}").decode(errors="replace")
     job = planner.export.read_job(text, name, _options.shown_name(path))
     for key in ("global_batch", "precision", "optimizer", "overlap"):
-        if options[key] is None and getattr(job, key) != "":
-            options[key] = getattr(job, key)
+        if getattr(given, key) is None and getattr(job, key) != "":
+            setattr(given, key, getattr(job, key))
+    given.backends = (name,)
     for words in job.ignored:
         click.echo(f"note: ignored in {_options.shown_name(path)}: {words}", err=True)
-    given_options = set(_options.given(click.get_current_context()))
     again = {"recompute", "repeats", "recompute_layers"}
     fields_of_option = {"recompute": again, "recompute_layers": again}
-    overridden = {field for option in given_options for field in fields_of_option.get(option, {option})}
+    overridden = {field for name in _options.on_command_line() for field in fields_of_option.get(name, {name})}
     degrees = {field.name: getattr(job.degrees, field.name) for field in dataclasses.fields(job.degrees)}
     return {key: value for key, value in degrees.items() if key not in overridden}, job.sequence
 
 
-def _degrees(options: dict[str, Any]) -> Any:  # noqa: ANN401
+def _degrees(given: _options.Options) -> Any:  # noqa: ANN401
     names = {field.name for field in dataclasses.fields(planner.Degrees)}
-    given = {name: value for name, value in options.items() if name in names and value}
-    layers = options["recompute_layers"] or 0
-    given |= {"recompute": options["recompute"] == "always" or layers > 0, "repeats": _modules(options["recompute"])}
-    given["offload"] = planner.recomputed_modules(options["offload"] or "")
-    return planner.Degrees(**given)
+    degrees = {name: value for name, value in vars(given).items() if name in names and value}
+    again = given.recompute == "always" or (given.recompute_layers or 0) > 0
+    degrees |= {"recompute": again, "repeats": _modules(given.recompute)}
+    degrees["offload"] = planner.recomputed_modules(given.offload or "")
+    return planner.Degrees(**degrees)
 
 
 def _modules(choice: str) -> tuple[str, ...]:
@@ -271,7 +255,7 @@ def _document(prediction: Any, best_comparison: dict[str, Any] | None, fixes: An
     }
 
 
-@click.command("calibrate")
+@_options.command("calibrate")
 @_options.model_argument
 @_options.machine_options()
 @click.option("--runs", required=True, metavar="FILE", help="CSV of measured runs; - is standard input.")
@@ -280,7 +264,7 @@ def _document(prediction: Any, best_comparison: dict[str, Any] | None, fixes: An
 @_options.dims_option
 @_options.file_to_write("--output", "-o", help="Write the fitted stack (YAML) here.")
 @_options.format_option("text", "json")
-def calibrate(model: str, runs: str, output: str | None, form: str, **options: Any) -> None:  # noqa: ANN401
+def calibrate(given: _options.Options) -> None:
     """Fit a software stack to measured iteration times of MODEL on a cluster, from 5 to 20 runs.
 
     FILE has a header line and a line per run. Columns are the options of `predict` (tp, pp, dp, interleave,
@@ -299,31 +283,33 @@ def calibrate(model: str, runs: str, output: str | None, form: str, **options: A
       shardplan calibrate gpt2-xl -H dgx-a100 --runs runs.csv -o ours.yaml
       shardplan plan gpt2-xl -H dgx-a100 --stack ours.yaml
     """
-    text = _options.read_file(runs).decode("utf-8", errors="replace")
-    measured = planner.calibration.parse_runs(text, _options.shown_name(runs))
-    graph = planner.load_graph(model, dims=_options.parse_dims(options["dims"]))
-    base = planner.load_stack(options["stack"])
-    job = _options.job_of(options, 1, global_batch=1)
+    text = _options.read_file(given.runs).decode("utf-8", errors="replace")
+    measured = planner.calibration.parse_runs(text, _options.shown_name(given.runs))
+    graph = _options.load_graph(given)
+    base = planner.load_stack(given.stack)
+    job = _options.job_of(given, 1, global_batch=1)
 
     def cluster_of(own: Any) -> Any:  # noqa: ANN401
-        return _options.load_hardware(options, stack=own)
+        return _options.load_hardware(given, stack=own)
 
-    with progress_line(form == "json", counted=True, doing="fitting") as draw:
+    with progress_line(given.form == "json", counted=True, doing="fitting") as draw:
 
         def show_progress(done: int, total: int) -> None:
             if draw:
                 draw(completed=done, total=total, found="clusters priced")
 
         calibration = planner.calibrate(graph, cluster_of, base, job, measured, progress=show_progress)
-    data = {
-        **dataclasses.asdict(calibration),
-        "errors": {w: calibration.error(w) for w in ("before_s", "after_s", "left_out_s")},
-    }
-    show(planner.report.calibration_report(calibration), data, form)
-    if output:
-        text = planner.calibration.calibrated_stack(calibration, Path(output).stem, graph.name, options["hardware"])
-        planner.files.write_whole(output, text)
-        if form == "text":
-            click.echo(f"\nstack written to {output}; use it in other commands with --stack {output}")
-    elif form == "text":
+    errors = {name: calibration.error(name) for name in ("before_s", "after_s", "left_out_s")}
+    show(
+        planner.report.calibration_report(calibration),
+        {**dataclasses.asdict(calibration), "errors": errors},
+        given.form,
+    )
+    if given.output:
+        name = Path(given.output).stem
+        text = planner.calibration.calibrated_stack(calibration, name, graph.name, given.hardware)
+        planner.files.write_whole(given.output, text)
+        if given.form == "text":
+            click.echo(f"\nstack written to {given.output}; use it in other commands with --stack {given.output}")
+    elif given.form == "text":
         click.echo("\nnothing written; add -o FILE to write the stack")

@@ -9,6 +9,7 @@ import click
 
 import planner
 
+from . import _options
 from ._options import beside, choice, file_to_write, flag, format_option
 from ._report import show
 
@@ -16,7 +17,7 @@ DIFFERENT = 10
 """Exit code if gradients differ from the unsplit model's, or a rank failed."""
 
 
-@click.command("run")
+@_options.command("run")
 @click.argument("plan_file", metavar="PLAN")
 @click.option("--model", "-m", help="The plan's ONNX file or bundled model. [default: the one that the plan names]")
 @click.option("--steps", type=click.IntRange(min=0), default=1, show_default=True, help="Iterations to train for.")
@@ -72,17 +73,7 @@ DIFFERENT = 10
     help="Abort the run if no rank starts an action for this long.",
 )
 @format_option("text", "json")
-def command(
-    plan_file: str,
-    model: str | None,
-    steps: int,
-    measure: bool,
-    trace_file: str | None,
-    rank: str | None,
-    alone: bool,
-    form: str,
-    **options: Any,  # noqa: ANN401
-) -> int:
+def command(given: _options.Options) -> int:
     """Run PLAN on this machine, with a process per rank that communicates by torch.distributed.
 
     Each rank executes the operators of its stages in the plan's order. Weights are those of the ONNX file; for bundled
@@ -96,30 +87,33 @@ def command(
       shardplan run model.plan.json --model model.onnx --measure --trace run.trace.json
       shardplan run model.plan.json --model model.onnx --rank fullest --alone
     """
-    if trace_file and alone:
+    if given.trace_file and given.alone:
         raise click.UsageError("--trace is of an iteration of all ranks: leave out --alone")
-    measure = measure or trace_file is not None
-    plan = planner.read_plan(plan_file)
-    model = model or beside(plan_file, plan.provenance.model)
-    shown = form == "text" and not alone
+    measure = given.measure or given.trace_file is not None
+    plan = planner.read_plan(given.plan_file)
+    shown = given.form == "text" and not given.alone
     result = planner.runtime.run(
         plan,
-        model_of_plan(plan, model),
-        steps=max(steps, 3) if measure else steps,
-        alone=_alone(plan, rank, alone=alone),
+        model_of_plan(plan, given.model or beside(given.plan_file, plan.provenance.model)),
+        steps=max(given.steps, 3) if measure else given.steps,
+        alone=_alone(plan, given.rank, alone=given.alone),
         progress=(lambda step, value: click.echo(f"step {step + 1}: loss {value:.6g}")) if shown else _silent,
-        **options,
+        **{name: getattr(given, name) for name in _OF_RUNS},
     )
-    if trace_file:
+    if given.trace_file:
         timeline = planner.report.measured_timeline(plan, result.times)
-        planner.files.write_whole(trace_file, planner.trace_json(timeline))
-    if form == "json":
+        planner.files.write_whole(given.trace_file, planner.trace_json(timeline))
+    if given.form == "json":
         click.echo(json.dumps(planner.report.run_document(result), indent=2))
     else:
-        show(planner.report.run_report(plan, result, measured=measure or alone))
-        if trace_file:
-            click.echo(f"wrote trace to {trace_file}")
+        show(planner.report.run_report(plan, result, measured=measure or given.alone))
+        if given.trace_file:
+            click.echo(f"wrote trace to {given.trace_file}")
     return DIFFERENT if result.check is not None and result.check.wrong else 0
+
+
+_OF_RUNS = ("data", "loss", "learning_rate", "check", "dtype", "device", "backend", "seed", "timeout_s")
+"""Options that a run takes as they are."""
 
 
 def _alone(plan: planner.Plan, rank: str | None, *, alone: bool) -> int | None:

@@ -31,7 +31,7 @@ from planner.registry import did_you_mean
 from planner.schedules import OrderError, Schedule, custom_schedule, read_orders
 from planner.space.jobs import settled
 from planner.space.types import Job
-from planner.systems.backends import ANY, Backend, able, backends_of, contradiction, settled_for
+from planner.systems.backends import ANY, Backend, able, backends_of, settled_for
 
 
 @uncollected()
@@ -112,11 +112,11 @@ def _backends(graph: Graph, job: Job, own: Schedule | None) -> tuple[tuple[Backe
         JobError: none that the user names does.
     """
     backends = backends_of(job)
-    problem = contradiction(job, backends, graph)
+    fitting, problem = able(job, backends, graph)
     if own is not None and backends:
         problem = Problem("no framework takes orders of one's own", hint=f"leave out --for, or say --for {ANY}")
     if problem is None:
-        return able(job, backends, graph), ""
+        return fitting, ""
     if job.backends:
         raise JobError(problem.message, hint=problem.hint)
     return (), problem.message

@@ -31,12 +31,6 @@ def bundled_names() -> tuple[str, ...]:
     return names
 
 
-def bundled_families() -> tuple[str, ...]:
-    """Names of the families of bundled models."""
-    families: tuple[str, ...] = _models().families()
-    return families
-
-
 def bundled_info(name: str) -> Any:  # noqa: ANN401
     """The description of a bundled model, a `models.ModelInfo`; does not build it.
 

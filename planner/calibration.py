@@ -204,7 +204,7 @@ def calibrate(
 
 def _factor(base: Stack, knob: _StackFigure, theta: float, spread: float) -> FittedFactor:
     low, high = (math.exp(theta + sign * _EIGHTY * spread) for sign in (-1, 1))
-    value, bounded = math.exp(theta), abs(theta) > 0.999 * math.log(knob.most)
+    value, bounded = math.exp(theta), bool(abs(theta) > 0.999 * math.log(knob.most))
     return FittedFactor(
         knob.key, knob.meaning, value, low, high, bounded, knob.written(value * getattr(base, knob.field))
     )

@@ -59,23 +59,27 @@ def write_whole(path: str | Path, content: str | bytes) -> None:
     """
     try:
         data = content.encode() if isinstance(content, str) else content
-        if str(path) == STANDARD:
-            stream = _output.get() or sys.stdout
-            stream.flush()
-            stream.buffer.write(data)
-            stream.flush()
+        if str(path) != STANDARD:
+            _write_file(path, data)
             return
-        mode = _mode(path)
-        if mode is not None and not stat.S_ISREG(mode):
-            with open(path, "wb") as special:
-                special.write(data)
-        else:
-            _replace(Path(os.path.realpath(path)), data, mode)
     except (OSError, ValueError) as error:  # a name with a null byte, or half a character in a text, is a ValueError
         reason = getattr(error, "strerror", None) or str(error)
         raise OutputError(
             f"cannot write: {reason}", where=str(path), hint="choose a folder that exists and is writable"
         ) from error
+    stream = _output.get() or sys.stdout
+    stream.flush()
+    stream.buffer.write(data)
+    stream.flush()
+
+
+def _write_file(path: str | Path, data: bytes) -> None:
+    mode = _mode(path)
+    if mode is not None and not stat.S_ISREG(mode):
+        with open(path, "wb") as special:
+            special.write(data)
+    else:
+        _replace(Path(os.path.realpath(path)), data, mode)
 
 
 def _mode(path: str | Path) -> int | None:

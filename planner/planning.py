@@ -25,7 +25,7 @@ from planner.space.pricer import Pricer
 from planner.space.recompute_choices import recomputed_modules
 from planner.space.timing import played_s
 from planner.space.types import Job, Structure
-from planner.systems.backends import ANY, Backend, able, backends_of, contradiction, distinct, within_limits
+from planner.systems.backends import ANY, Backend, able, backends_of, distinct, within_limits
 from planner.systems.backends.needs import lacks, running
 
 Progress = Callable[[int, int, float, float], None]
@@ -176,9 +176,8 @@ def plan_for(task: PlanTask, backends: Sequence[Backend]) -> Plan:
         InfeasibleError: as of `_for_backends`, in the job's precision.
         JobError: none of the frameworks does in it what is asked.
     """
-    here = able(task.job, backends, task.graph)
+    here, refused = able(task.job, backends, task.graph)
     apart = {b.own_precision(task.job.precision): b for b in reversed(backends) if not b.trains_in(task.job.precision)}
-    refused = contradiction(task.job, backends, task.graph)
     errors: list[ShardplanError] = [JobError(refused.message, hint=refused.hint)] if refused else []
     found: tuple[Plan, PlanTask, tuple[Backend, ...]] | None = None
     try:
@@ -192,7 +191,7 @@ def plan_for(task: PlanTask, backends: Sequence[Backend]) -> Plan:
         if not (task.promises(alone, here, limit_s) and there.promises(alone, (), limit_s)):
             continue
         with contextlib.suppress(InfeasibleError):
-            others = able(there.job, backends, task.graph)
+            others, _ = able(there.job, backends, task.graph)
             plan = _for_backends(there, others)
             found = (plan, there, others) if plan.runs_on and plan.predictions.reached_s < limit_s else found
     if found is None:
@@ -219,10 +218,10 @@ def _free_plan(task: PlanTask, reason: str) -> Plan:
 def _know_usual(task: PlanTask) -> None:
     """Search within the limits of the usual frameworks, so that the search without limits begins with what is found."""
     job = dataclasses.replace(task.job, backends=())
-    usual = backends_of(job)
-    if task.own is None and contradiction(job, usual, task.graph) is None:
+    usual, refused = able(job, backends_of(job), task.graph)
+    if task.own is None and refused is None:
         with contextlib.suppress(InfeasibleError, JobError):
-            dataclasses.replace(task, job=job, progress=None).search_for(able(job, usual, task.graph))
+            dataclasses.replace(task, job=job, progress=None).search_for(usual)
 
 
 def _for_backends(task: PlanTask, backends: Sequence[Backend]) -> Plan:
@@ -336,7 +335,7 @@ def _excluded(pricer: Pricer, asked: Job) -> InfeasibleError:
 
     def attempt(freer: Job) -> float | None:
         backends = backends_of(freer) if freer.backends else ()
-        if contradiction(freer, backends, pricer.graph):
+        if able(freer, backends, pricer.graph)[1]:
             return None
         return _feasible_s(pricer, within_limits(freer, backends))
 

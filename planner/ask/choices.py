@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -40,8 +40,8 @@ OPEN: Mapping[str, tuple[str, ...]] = {
 MOST_FIXES = 8
 
 
-C = TypeVar("C", Degrees, Configuration)
-R = TypeVar("R", Degrees, StageChoice)
+Changeable = Degrees | Configuration
+"""What fixes change: a configuration by its degrees, or in full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,25 +132,22 @@ def find_fixes(graph: Graph, cluster: Cluster, job: Job, asked: NamedConfigurati
         job: what is trained, as of `predict`.
         asked: the configuration, by degrees, in full, or of a plan; its operators are sharded in the fastest way.
     """
+    base: Changeable
     if isinstance(asked, Degrees):
-        return _fixes(graph, cluster, job, asked)
-    configuration = asked.configuration if isinstance(asked, Plan) else asked
-    return _fixes(graph, cluster, job, with_sharding(configuration, 0))
-
-
-def _fixes(graph: Graph, cluster: Cluster, job: Job, asked: C) -> tuple[Fix, ...]:
-    changes: tuple[dict[str, C], list[tuple[str, str]]] = _changes(graph, asked)
-    single: dict[str, C] = changes[0]
-    first: Evaluations = predict_many(graph, cluster, job, [asked, *single.values()])
+        base = asked
+    else:
+        base = with_sharding(asked.configuration if isinstance(asked, Plan) else asked, 0)
+    single, combinable = _changes(graph, base)
+    first = predict_many(graph, cluster, job, [base, *single.values()])
     fitting = dict(zip(single, first.fits[1:].tolist(), strict=True))
-    pairs: dict[str, C] = {
-        f"{one}, {other}": _joined(asked, single[one], single[other])
-        for one, other in changes[1]
+    pairs = {
+        f"{one}, {other}": _joined(base, single[one], single[other])
+        for one, other in combinable
         if not fitting[one] and not fitting[other]
     }
-    second: Evaluations = predict_many(graph, cluster, job, list(pairs.values()))
-    base: tuple[float, float] = float(first.iteration_s[0]), float(first.peak_bytes[0])
-    fixes = [*_useful(["", *single], first, *base), *_useful(pairs, second, *base)]
+    second = predict_many(graph, cluster, job, list(pairs.values()))
+    before = float(first.iteration_s[0]), float(first.peak_bytes[0])
+    fixes = [*_useful(["", *single], first, *before), *_useful(pairs, second, *before)]
     fixes.sort(key=lambda fix: (not fix.fits, fix.time if fix.fits else fix.missing_bytes))
     return tuple(fixes[:MOST_FIXES])
 
@@ -164,67 +161,59 @@ def _useful(changes: Iterable[str], priced: Evaluations, base_s: float, base_byt
             yield Fix(words, peak - base_bytes, seconds / base_s - 1, fits, missing_bytes)
 
 
-def _changes(graph: Graph, asked: C) -> tuple[dict[str, C], list[tuple[str, str]]]:
+def _changes(graph: Graph, asked: Changeable) -> tuple[dict[str, Changeable], list[tuple[str, str]]]:
     """Single changes by their words, and the pairs of changes that can be combined."""
-    zero: dict[str, C] = {f"ZeRO-{n}": dataclasses.replace(asked, zero=n) for n in range(asked.zero + 1, MOST_ZERO + 1)}
-    module_kinds = [name for name in MODULE_KINDS if module_nodes(graph, name)]
-    recomputing: dict[str, C] = {
-        f"recompute {name}": changed for name in module_kinds if (changed := _repeating(asked, name)) is not None
-    }
-    if (all_layers := _repeating(asked, "")) is not None:
-        recomputing["recompute all layers"] = all_layers
-    wider: dict[str, C] = {**_narrower(asked), **(_wider(asked) if isinstance(asked, Degrees) else {})}
+    zero: dict[str, Changeable] = {}
+    for stage in range(asked.zero + 1, MOST_ZERO + 1):
+        zero[f"ZeRO-{stage}"] = dataclasses.replace(asked, zero=stage)
+    modules = {f"recompute {name}": name for name in MODULE_KINDS if module_nodes(graph, name)}
+    recomputing = {words: _repeating(asked, name) for words, name in {**modules, "recompute all layers": ""}.items()}
+    recomputing = {words: changed for words, changed in recomputing.items() if changed != asked}
+    wider = {**_narrower(asked), **(_wider(asked) if isinstance(asked, Degrees) else {})}
     pairs = [*itertools.product(zero, (*recomputing, *wider)), *itertools.product(recomputing, wider)]
     return {**zero, **recomputing, **wider}, pairs
 
 
-def _repeating(asked: C, module: str) -> C | None:
-    """The configuration that also recomputes a module ("" for all layers); None if it already does."""
-    if isinstance(asked, Configuration):
-        stages = tuple(_repeating_stage(stage, module) for stage in asked.stages)
-        return dataclasses.replace(asked, stages=stages) if stages != asked.stages else None
-    changed = _repeating_stage(asked, module)
-    return changed if changed != asked else None
+def _repeating(asked: Changeable, module: str) -> Changeable:
+    """The configuration that also recomputes a module ("" for all layers)."""
+    if isinstance(asked, Degrees):
+        return dataclasses.replace(asked, **_repeated(asked, module))
+    stages = tuple(dataclasses.replace(stage, **_repeated(stage, module)) for stage in asked.stages)
+    return dataclasses.replace(asked, stages=stages)
 
 
-def _repeating_stage(stage: R, module: str) -> R:
+def _repeated(stage: Degrees | StageChoice, module: str) -> dict[str, Any]:
+    """Fields that change if a module is recomputed as well; none if it already is."""
     if stage.recompute or module in stage.repeats:
-        return stage
+        return {}
     repeats = (*stage.repeats, module) if module else ()
-    return dataclasses.replace(stage, recompute=not module, repeats=repeats, offload=stage.offload if module else ())
+    return {"recompute": not module, "repeats": repeats, "offload": stage.offload if module else ()}
 
 
-def _narrower(asked: C) -> dict[str, C]:
+def _narrower(asked: Changeable) -> dict[str, Changeable]:
     """The configuration with half the micro-batch size and twice as many micro-batches; empty for odd sizes."""
     size = asked.micro_batch // 2
     if not size or asked.micro_batch % 2:
         return {}
-    if isinstance(asked, Configuration):
-        changed = dataclasses.replace(asked, micro_batch=size, micro_batches=2 * asked.micro_batches)
-        return {f"micro-batch {size}": changed}
-    return {f"micro-batch {size}": dataclasses.replace(asked, micro_batch=size)}
+    twice: dict[str, Any] = {"micro_batches": 2 * asked.micro_batches} if isinstance(asked, Configuration) else {}
+    return {f"micro-batch {size}": dataclasses.replace(asked, micro_batch=size, **twice)}
 
 
-def _wider(degrees: Degrees) -> dict[str, Degrees]:
+def _wider(degrees: Degrees) -> dict[str, Changeable]:
     """The degrees with twice the TP, PP or CP and half the DP."""
-    wider: dict[str, Degrees] = {}
-    put, data = dataclasses.replace, degrees.data // 2
+    wider: dict[str, Changeable] = {}
     for word, name in (("TP", "tensor"), ("PP", "pipeline"), ("CP", "context")):
-        twice = 2 * getattr(degrees, name)
-        wider[f"{word} {twice}"] = put(degrees, **{name: twice, "data": data})
+        twice = {name: 2 * getattr(degrees, name), "data": degrees.data // 2}
+        wider[f"{word} {twice[name]}"] = dataclasses.replace(degrees, **twice)
     return wider
 
 
-def _joined(base: C, first: C, second: C) -> C:
+def _joined(base: Changeable, first: Changeable, second: Changeable) -> Changeable:
     """The configuration with both changes."""
-    names = [field.name for field in dataclasses.fields(base)]
-    changed = {
-        name: getattr(change, name)
-        for change in (first, second)
-        for name in names
-        if getattr(change, name) != getattr(base, name)
-    }
-    return dataclasses.replace(base, **changed)
+    names = [
+        field.name for field in dataclasses.fields(base) if getattr(second, field.name) != getattr(base, field.name)
+    ]
+    return dataclasses.replace(first, **{name: getattr(second, name) for name in names})
 
 
 def explain_why_not(plan: Plan, graph: Graph, cluster: Cluster, asked: str) -> WhyNot:

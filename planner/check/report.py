@@ -117,10 +117,6 @@ ClaimCheck = tuple[Sequence[Difference], tuple[str, ...], str]
 otherwise ("" if it does not)."""
 
 
-class _TooLongError(Exception):
-    """The search exceeded its time limit."""
-
-
 def replan(plan: Plan, graph: Graph, cluster: Cluster) -> Plan:
     """Plan anew in the way in which the plan was made: by search, a system's rules, or the user's configuration.
 
@@ -176,11 +172,11 @@ def check_claims(plan: Plan, graph: Graph, cluster: Cluster, limit_s: float) -> 
 
     def stop(done: int, total: int, best_s: float, bound_s: float) -> None:
         if time.monotonic() > end:
-            raise _TooLongError
+            raise TimeoutError
 
     try:
         again = _searched_again(plan, graph, cluster, stop)
-    except _TooLongError:
+    except TimeoutError:
         return (), (f"bound, proof and alternatives: searching anew takes more than {limit_s:g} s",), ""
     found = list(differences(plan, dataclasses.replace(again, model=again.model.comparable(plan.model))))
     decided = [each for each in found if each.path[0] not in ("predictions", "alternatives", "free_choice")]

@@ -70,7 +70,7 @@ def comparison_report(comparison: Comparison, remark: str = "") -> Report:
     if notes:
         sections.append(Section("Notes", lines=notes))
     sections.append(Section(MEANING, items=LEGEND))
-    return Report(str(first or title), tuple(sections), _data(comparison))
+    return Report(str(first or title), tuple(sections), data_table(map(_document, comparison.rows), DATA))
 
 
 def headline_of_row(comparison: Comparison, row: SystemRow) -> Headline | None:
@@ -151,10 +151,6 @@ def _links(comparison: Comparison) -> Table:
         sent = {link.level: f"{format_bytes(link.out_bytes)} / {format_bytes(link.in_bytes)}" for link in row.links}
         shown.append((row.system, *(sent.get(level) for level in levels)))
     return table({"system": Form.NAME, **dict.fromkeys(levels, Form.FIGURE)}, shown)
-
-
-def _data(comparison: Comparison) -> Table:
-    return data_table(map(_document, comparison.rows), DATA)
 
 
 _OF_COMPARISON = ("model", "hardware", "global_batch", "precision", "semantics", "notes")

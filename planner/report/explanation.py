@@ -43,11 +43,6 @@ def explanation_report(e: Explanation) -> Report:
     return Report(str(plan.headline or title), tuple(sections))
 
 
-def percent(fraction: float) -> str:
-    """`12.3%`."""
-    return f"{fraction:.1%}"
-
-
 def _verdict(e: Explanation) -> Section:
     predictions = e.plan.predictions
     first = f"{format_seconds(predictions.iteration_s)} an iteration on {plural(_devices(e.plan), 'device')}"
@@ -58,7 +53,7 @@ def _verdict(e: Explanation) -> Section:
     proven = (
         "no plan of the searched space is faster"
         if predictions.proven_optimal
-        else f"the best that was found, at most {percent(predictions.gap)} above the bound"
+        else f"the best that was found, at most {predictions.gap:.1%} above the bound"
         if _searched(e.plan)
         else "priced as it was given: nothing was searched"
     )
@@ -87,7 +82,7 @@ def _time(e: Explanation) -> Section:
         else "There is one stage"
     )
     lines = (
-        f"Idle over all devices: {percent(predictions.bubble_fraction)}, as {predictions.bubble_convention}.",
+        f"Idle over all devices: {predictions.bubble_fraction:.1%}, as {predictions.bubble_convention}.",
         f"{subject}; a device of it spends the iteration on:",
     )
     columns = {"part": Form.TEXT, "time": Form.SECONDS, "share": Form.SHARE, "": Form.BAR}
@@ -174,12 +169,12 @@ def _proof(e: Explanation) -> Section:
     else:
         line = (
             f"No plan of the searched space takes less than {bound}; this one, the best that was found, takes "
-            f"{format_seconds(predictions.reached_s)}, so at most {percent(predictions.gap)} could be gained."
+            f"{format_seconds(predictions.reached_s)}, so at most {predictions.gap:.1%} could be gained."
         )
     meaning = "Times are simulated ones: the bound is the shortest chain of work and waits that any plan has."
     lines = [line, meaning]
     if e.tried_gap is not None:
-        finding = "none is faster" if e.tried_gap <= _SAME else f"none is more than {percent(e.tried_gap)} faster"
+        finding = "none is faster" if e.tried_gap <= _SAME else f"none is more than {e.tried_gap:.1%} faster"
         lines.insert(1, f"Of the plans that share operators in one of the ways that were tried, {finding}.")
     if predictions.line_bound_s is not None:
         bound = format_seconds(predictions.line_bound_s)
@@ -188,7 +183,7 @@ def _proof(e: Explanation) -> Section:
 
 
 def _coverage(plan: Plan) -> Section:
-    line = f"{percent(_by_rule(plan))} of the priced operators have a pricing rule of their own."
+    line = f"{_by_rule(plan):.1%} of the priced operators have a pricing rule of their own."
     items = tuple(f"{op}: {plural(count, 'operator')} priced by a generic estimate" for op, count in _fallbacks(plan))
     return Section("Operators", (line,), items)
 

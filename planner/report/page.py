@@ -6,14 +6,13 @@ import json
 import pkgutil
 import re
 import zipfile
-from collections.abc import Iterator
 from html import escape
 from io import BytesIO
 
 from planner.graph import Graph
 from planner.hardware.types import Cluster
 from planner.plans import Plan
-from planner.plans.explain import Explanation, explain
+from planner.plans.explain import explain
 from planner.report import page_charts
 from planner.report.explanation import explanation_report
 from planner.report.tables import Form, Section, Table
@@ -71,25 +70,19 @@ def plan_page(plan: Plan, graph: Graph | None = None, cluster: Cluster | None = 
         )
     shown = [*map(_figure, charts), *([_missing(lacking)] if pricer is None else [])]
     specs = {chart.name: chart.spec for chart in charts}
+    first, *others = explanation_report(explanation).sections
+    about, details = ((*first.lines, *others[0].lines), others[1:]) if plan.headline else ((), others)
     contents = {
         "title": escape(plan.headline.subject if plan.headline else f"{plan.model.name} on {plan.hardware.name}"),
-        "about": _about(explanation),
+        "about": "".join(f'<p class="quiet">{escape(line)}</p>' for line in about),
         "tiles": "".join(map(_tile, plan.headline.figures if plan.headline else ())),
         "figures": "\n".join(shown),
-        "details": "\n".join(_details(explanation)),
+        "details": "\n".join(map(_details, details)),
         "specs": json.dumps({**specs, "zoom": {"focus": focus, "end": timeline.played_s}}).replace("<", "\\u003c"),
         "library": _library(),
     }
     page = (pkgutil.get_data(__name__, "page.html") or b"").decode()
     return re.sub(r"\{\{(\w+)\}\}", lambda mark: contents[mark[1]], page)
-
-
-def _about(explanation: Explanation) -> str:
-    """The plan's configuration, and what is proven."""
-    first, verdict = (
-        explanation_report(explanation).sections[:2] if explanation.plan.headline else (Section(), Section())
-    )
-    return "".join(f'<p class="quiet">{escape(line)}</p>' for line in (*first.lines, *verdict.lines))
 
 
 def _tile(figure: str) -> str:
@@ -120,15 +113,14 @@ def _missing(reason: str) -> str:
     return f'<figure class="half"><h2>Roofline</h2><figcaption>{escape(hint + named)}</figcaption></figure>'
 
 
-def _details(explanation: Explanation) -> Iterator[str]:
-    """The sections of the explanation, with their tables."""
-    for section in explanation_report(explanation).sections[2 if explanation.plan.headline else 1 :]:
-        told = "".join(f"<p>{escape(line)}</p>" for line in section.lines)
-        items = "".join(f"<li>{escape(item)}</li>" for item in section.items)
-        shown = _table(section.table) if section.table else ""
-        opened = " open" if section.heading in ("Assumptions", "Not modelled") else ""
-        heading = f"<summary><h2>{escape(section.heading)}</h2></summary>"
-        yield f"<details{opened}>{heading}{told}{f'<ul>{items}</ul>' if items else ''}{shown}</details>"
+def _details(section: Section) -> str:
+    """A section of the explanation, with its table."""
+    told = "".join(f"<p>{escape(line)}</p>" for line in section.lines)
+    items = "".join(f"<li>{escape(item)}</li>" for item in section.items)
+    shown = _table(section.table) if section.table else ""
+    opened = " open" if section.heading in ("Assumptions", "Not modelled") else ""
+    heading = f"<summary><h2>{escape(section.heading)}</h2></summary>"
+    return f"<details{opened}>{heading}{told}{f'<ul>{items}</ul>' if items else ''}{shown}</details>"
 
 
 def _table(table: Table) -> str:

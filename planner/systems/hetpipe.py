@@ -18,7 +18,7 @@ from planner.solvers.partition.cluster_chains import Workers, allocations, dealt
 from planner.space import Configuration, lay_workers
 from planner.space.cuts import stages_of
 from planner.space.subspaces import Limits
-from planner.systems import Semantics, System, register
+from planner.systems import System, register
 from planner.systems.types import Proposal, Setting
 
 MOST_CONCURRENT = 16
@@ -144,7 +144,6 @@ register(
         key="hetpipe",
         title="HetPipe",
         solver=propose,
-        semantics=Semantics.ASYNC,
         source="Park et al., USENIX ATC 2020",
         limits=Limits(schedules=("hetpipe",)),
         exchange="wsp",

@@ -14,7 +14,7 @@ from planner.schedules import Pipeline
 from planner.solvers.partition.cluster_chains import Stages, least_straight_bytes, replicated_stages
 from planner.space import Configuration
 from planner.space.subspaces import Limits
-from planner.systems import Semantics, System, register
+from planner.systems import System, register
 from planner.systems.proposals import data_parallel
 from planner.systems.types import Proposal, Setting
 from planner.units import format_bytes
@@ -80,7 +80,6 @@ register(
         key="pipedream",
         title="PipeDream",
         solver=propose,
-        semantics=Semantics.ASYNC,
         source="Narayanan et al., SOSP 2019",
         limits=Limits(schedules=("pipedream",), transfers=Transfers.OVERLAPPED),
         exchange="all-reduce",

@@ -17,7 +17,7 @@ from planner.space.job_options import LIMITS, PRICED, allowed_ranks, in_words
 from planner.space.pricer import Pricer
 from planner.space.timing import played_s
 from planner.space.types import Job
-from planner.systems.backends import Backend, contradiction, within_limits
+from planner.systems.backends import Backend, able, within_limits
 from planner.systems.types import Proposal, Setting, System
 
 MOST_EVALUATED = 6
@@ -57,7 +57,7 @@ def _framework_job(setting: Setting, framework: Backend, job: Job) -> Job:
     Raises:
         JobError: the framework cannot do what the job says.
     """
-    problem = contradiction(job, (framework,), setting.prices.graph)
+    _, problem = able(job, (framework,), setting.prices.graph)
     if problem is not None:
         raise JobError(problem.message, hint=problem.hint)
     return within_limits(job, (framework,))

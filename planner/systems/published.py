@@ -6,11 +6,11 @@ Systems with a planner of their own stand in files of their own.
 from planner.solvers.layouts import Layouts
 from planner.space.job_options import LIMITS, PRICED
 from planner.space.subspaces import Limits, Recompute
-from planner.systems import Semantics, System, register
+from planner.systems import System, register
 from planner.systems.proposals import by_exchange, by_layouts, by_search
 
-# Plain synchronous data parallelism: what every published system compares itself with.
-register(
+PUBLISHED = (
+    # Plain synchronous data parallelism: what every published system compares itself with.
     System(
         key="data-parallel",
         title="Data parallelism",
@@ -23,10 +23,7 @@ register(
         },
         tunable={"exchange": "all-reduce"},
     ),
-)
-
-# GPipe: balanced cells, all forwards, then all backwards, activations recomputed.
-register(
+    # GPipe: balanced cells, all forwards, then all backwards, activations recomputed.
     System(
         key="gpipe",
         title="GPipe",
@@ -39,10 +36,7 @@ register(
             "batch_norm": "statistics per micro-batch in training, moving averages over the mini-batch",
         },
     ),
-)
-
-# PipeDream-Flush: 1F1B, drained at every mini-batch.
-register(
+    # PipeDream-Flush: 1F1B, drained at every mini-batch.
     System(
         key="1f1b",
         title="PipeDream-Flush (1F1B)",
@@ -54,10 +48,7 @@ register(
             "update": "once per mini-batch, after the flush",
         },
     ),
-)
-
-# Chimera: pipelines in both directions, W x D workers.
-register(
+    # Chimera: pipelines in both directions, W x D workers.
     System(
         key="chimera",
         title="Chimera",
@@ -70,15 +61,11 @@ register(
             "exchange": "launched eagerly where a bubble follows, at the end elsewhere",
         },
     ),
-)
-
-# PipeDream-2BW: width, depth, micro-batch and recomputation; two weight versions, no flush.
-register(
+    # PipeDream-2BW: width, depth, micro-batch and recomputation; two weight versions, no flush.
     System(
         key="pipedream-2bw",
         title="PipeDream-2BW",
         solver=by_search,
-        semantics=Semantics.ASYNC,
         source="Narayanan et al., ICML 2021",
         limits=Limits(schedules=("pipedream-2bw",), recompute=(Recompute.BLOCKS, Recompute.STAGES), fewest_stages=2),
         backend={
@@ -87,15 +74,11 @@ register(
             "learning_rate": "as in synchronous training; the delay is constant",
         },
     ),
-)
-
-# PipeMare: one stage per device, asynchronous, no stashing.
-register(
+    # PipeMare: one stage per device, asynchronous, no stashing.
     System(
         key="pipemare",
         title="PipeMare",
         solver=by_search,
-        semantics=Semantics.ASYNC,
         source="Yang et al., MLSys 2021",
         limits=Limits(schedules=("pipemare",), fewest_stages=2, stage_a_device=True, copies=False),
         backend={
@@ -107,15 +90,11 @@ register(
             "T3": "the first epochs synchronous",
         },
     ),
-)
-
-# Pipelined backpropagation: an update after every sample, never drained.
-register(
+    # Pipelined backpropagation: an update after every sample, never drained.
     System(
         key="pipelined-backprop",
         title="Pipelined Backpropagation",
         solver=by_search,
-        semantics=Semantics.ASYNC,
         source="Kosson et al., MLSys 2021; Chen et al. 2018 (SpecTrain)",
         limits=Limits(
             schedules=("pipelined-backprop",), fewest_stages=2, stage_a_device=True, micro_batches=(1,), copies=False
@@ -128,10 +107,7 @@ register(
             "optimizer": "m' = m^(N'/N), eta' = eta (1 - m') N' / ((1 - m) N)",
         },
     ),
-)
-
-# BytePS: data parallelism with summation services on all machines.
-register(
+    # BytePS: data parallelism with summation services on all machines.
     System(
         key="byteps",
         title="BytePS",
@@ -148,10 +124,7 @@ register(
         },
         tunable={"cpu_machines": "0", "inside": "auto", "efficiency": "1"},
     ),
-)
-
-# Herring: data parallelism with balanced fusion buffers on servers beside the devices.
-register(
+    # Herring: data parallelism with balanced fusion buffers on servers beside the devices.
     System(
         key="herring",
         title="Herring",
@@ -165,10 +138,7 @@ register(
         },
         tunable={"efficiency": "1", "buffer_bytes": "25e6"},
     ),
-)
-
-# Parallax: sparse variables on parameter servers, dense ones by all-reduce.
-register(
+    # Parallax: sparse variables on parameter servers, dense ones by all-reduce.
     System(
         key="parallax",
         title="Parallax",
@@ -182,10 +152,7 @@ register(
         },
         tunable={"partitions": "0", "dense_from": "1"},
     ),
-)
-
-# Mesh-TensorFlow: named dimensions on mesh dimensions.
-register(
+    # Mesh-TensorFlow: named dimensions on mesh dimensions.
     System(
         key="mesh-tensorflow",
         title="Mesh-TensorFlow",
@@ -197,10 +164,7 @@ register(
             "layout": "the same named dimension is cut alike in every tensor",
         },
     ),
-)
-
-# Tofu: every operator cut along dimensions found by recursion, on the devices of one machine.
-register(
+    # Tofu: every operator cut along dimensions found by recursion, on the devices of one machine.
     System(
         key="tofu",
         title="Tofu",
@@ -215,10 +179,7 @@ register(
             ),
         },
     ),
-)
-
-# GShard: layouts of a few tensors annotated, the rest completed; experts over devices.
-register(
+    # GShard: layouts of a few tensors annotated, the rest completed; experts over devices.
     System(
         key="gshard",
         title="GShard",
@@ -234,10 +195,7 @@ register(
             "auxiliary_loss": "balances the load of the experts",
         },
     ),
-)
-
-# The best of all of them: this planner's own search, and every named system beside it.
-register(
+    # The best of all of them: this planner's own search, and every named system beside it.
     System(
         key="auto",
         title="auto",
@@ -251,3 +209,6 @@ register(
         },
     ),
 )
+
+for system in PUBLISHED:
+    register(system)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from planner import schedules
 from planner.costs.errors import MeasuredError
 from planner.costs.precision import optimizer_state_bytes, precision
 from planner.exchange import LinkBytes, Traffic
@@ -81,7 +82,6 @@ class System:
         key: name in the registry.
         title: name in the publication.
         solver: proposes configurations, in place of the system's own planner.
-        semantics: synchronous or asynchronous.
         source: the publication.
         limits: the points of the search space it may choose; None for all that the job allows.
         exchange: scheme of gradient exchange, a name in `planner.exchange`; "" for the usual all-reduce of each stage.
@@ -98,7 +98,6 @@ class System:
     title: str
     solver: Solver
     source: str
-    semantics: Semantics = Semantics.SYNC
     limits: Limits | None = field(default_factory=Limits)
     exchange: str = ""
     layouts: Layouts | None = None
@@ -113,6 +112,12 @@ class System:
     def schedules(self) -> tuple[str, ...]:
         """Names of its schedules, without options; empty if it has no pipeline."""
         return self.limits.schedules if self.limits else ()
+
+    @property
+    def semantics(self) -> Semantics:
+        """Synchronous if all its schedules are."""
+        synchronous = all(schedules.get(name).weight_policy.synchronous for name in self.schedules)
+        return Semantics.SYNC if synchronous else Semantics.ASYNC
 
     @property
     def scheme(self) -> str:

@@ -36,6 +36,16 @@ def test_a_stack_is_fitted_written_and_used(tmp_path: Path, capsys: Capture) -> 
     assert json.loads(plan.read_text())["hardware"]["stack"] == "mine"
 
 
+def test_a_fit_is_written_as_json(tmp_path: Path, capsys: Capture) -> None:
+    runs = tmp_path / "runs.csv"
+    runs.write_text(RUNS)
+    given = ("gpt2", "-H", "dgx-a100", "--dim", "seq=64", "--runs", runs)
+    assert run("calibrate", *given, "--format", "json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [run["run"]["seconds"] for run in found["runs"]] == [0.02, 0.10, 0.08, 0.14]
+    assert {factor["bounded"] for factor in found["factors"]} <= {True, False}
+
+
 def test_an_interval_stands_beside_the_time(capsys: Capture) -> None:
     given = ("gpt2", "-H", "dgx-a100", "--dim", "seq=64", "-b", 64, "--zero", 3, "--stack", "fsdp-2023")
     assert run("predict", *given) == 0

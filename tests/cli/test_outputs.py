@@ -25,8 +25,9 @@ needs_full_device = pytest.mark.skipif(not FULL.exists(), reason="no device that
     "line",
     [
         ("--help",), ("plan", "--help"), ("--version",), ("models", "list"), ("hardware", "list"), ("schema", "plan"),
-        ("hardware", "show", "dgx-a100"), ("hardware", "init"), ("check", "PLAN"), ("explain", "PLAN"),
-        ("simulate", "PLAN"), ("simulate", "PLAN", "--format", "json"), ("diff", "PLAN", "PLAN"),
+        ("hardware", "show", "dgx-a100"), ("hardware", "init"), ("hardware", "init", "-o", "-"), ("check", "PLAN"),
+        ("explain", "PLAN"), ("simulate", "PLAN"), ("simulate", "PLAN", "--format", "json"),
+        ("diff", "PLAN", "PLAN"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("buffering", [-1, 1])

@@ -52,3 +52,10 @@ def test_pictures_and_costs_go_to_standard_output(
     assert run("profile", "gpt2", "--device", "a100-sxm-80gb", "--dim", "seq=128", "-o", "-") == 0
     assert isinstance(json.loads(capsys.readouterr().out), dict)
     assert os.listdir(tmp_path) == ["plan.json"]
+
+
+def test_a_profile_goes_to_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("hardware", "init", "-o", "-") == 0
+    out, err = capsys.readouterr()
+    assert "\ndevices: a100-sxm-80gb\n" in out
+    assert err == ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -332,101 +332,87 @@ def within_limits(job: Job, backends: Sequence[Backend]) -> Job:
     )
 
 
-def able(job: Job, backends: Sequence[Backend], graph: Graph) -> tuple[Backend, ...]:
-    """Those of some frameworks that can do what the user wants."""
-    return tuple(backend for backend in backends if _contradiction(job, backend, graph) is None)
+def able(job: Job, backends: Sequence[Backend], graph: Graph) -> tuple[tuple[Backend, ...], Problem | None]:
+    """Those of some frameworks that can do what the user wants; if none can, also why the first one cannot."""
+    problems = [next(_refusals(job, backend, graph), None) for backend in backends]
+    fitting = tuple(backend for backend, problem in zip(backends, problems, strict=True) if problem is None)
+    return fitting, None if fitting or not problems else problems[0]
 
 
-def contradiction(job: Job, backends: Sequence[Backend], graph: Graph) -> Problem | None:
-    """Why none of some frameworks can do what the user wants of it, one reason at a time; None where one can."""
-    problems = [_contradiction(job, backend, graph) for backend in backends]
-    return None if None in problems or not problems else problems[0]
-
-
-def _contradiction(job: Job, backend: Backend, graph: Graph) -> Problem | None:
+def _refusals(job: Job, backend: Backend, graph: Graph) -> Iterator[Problem]:
     """What the user wants and a framework lacks."""
-    other = f"--for another framework, or --for {ANY}"
     asked = [name.partition(":")[0] for name in job.schedules]
     if given(job, ("schedules",)) and not set(asked) & set(backend.schedules):
         has = f"use {' or '.join(backend.schedules)}" if backend.schedules else "leave it out"
-        return Problem(f"{backend.title} has no schedule {' or '.join(asked)}", hint=f"{has}, or plan {other}")
+        yield _refusal(backend, f"has no schedule {' or '.join(asked)}", has)
     chain = build_chain(graph)
-    names = tuple(block.name for block in chain.blocks)
-    if why := backend.unlike_decoders(
-        names, [(t.shape, str(t.dtype)) for t in map(graph.tensors.get, graph.inputs) if t]
-    ):
-        message = f"{backend.title} trains decoders: an embedding, equal layers and a loss ({why})"
-        return Problem(message, hint=f"plan {other}")
-    if problem := _unlike_formats(job, backend, other):
-        return problem
+    inputs = [(t.shape, str(t.dtype)) for t in map(graph.tensors.get, graph.inputs) if t]
+    if why := backend.unlike_decoders(tuple(block.name for block in chain.blocks), inputs):
+        yield _refusal(backend, f"trains decoders: an embedding, equal layers and a loss ({why})")
+    yield from _unlike_formats(job, backend)
     zero = {stage for piped in (False, True) for stage in backend.zero_for(job.precision, job.optimizer, piped=piped)}
     if given(job, ("zero",)) and not set(job.zero) & zero:
         own, wanted = (" or ".join(map(str, sorted(stages))) for stages in (zero, set(job.zero)))
-        return Problem(f"{backend.title} has no ZeRO stage {wanted}", hint=f"use {own}, or plan {other}")
-    if problem := _too_deep(job, backend, chain, other):
-        return problem
+        yield _refusal(backend, f"has no ZeRO stage {wanted}", f"use {own}")
+    yield from _too_deep(job, backend, chain)
     alone = max(job.pipeline_stages, default=2) == 1
     if alone and given(job, ("zero",)) and not set(job.zero) & set(backend.zero):
-        own = " or ".join(map(str, backend.zero))
-        return Problem(f"{backend.title} has ZeRO {own} in one stage", hint=f"use that, or plan {other}")
+        yield _refusal(backend, f"has ZeRO {' or '.join(map(str, backend.zero))} in one stage", "use that")
     modules = recomputed_modules(job.recompute)
     if not backend.repeats(modules, job.precision):
         known = f"it knows {', '.join(backend.modules)}" if backend.modules else "it repeats whole layers"
-        message = f"{backend.title} cannot run {', '.join(modules)} alone again: {known}"
-        hint = "name only these" if backend.modules else "use --recompute layers"
-        return Problem(message, hint=f"{hint}, or plan {other}")
+        instead = "name only these" if backend.modules else "use --recompute layers"
+        yield _refusal(backend, f"cannot run {', '.join(modules)} alone again: {known}", instead)
     if layers_of_choice(job.recompute) and not backend.structure.some_layers:
-        message = f"{backend.title} recomputes all layers of a stage or none"
-        return Problem(message, hint=f"use --recompute always, or plan {other}")
-    return _too_wide(job, backend, graph, other)
+        yield _refusal(backend, "recomputes all layers of a stage or none", "use --recompute always")
+    yield from _too_wide(job, backend, graph)
 
 
-def _too_deep(job: Job, backend: Backend, chain: Chain, other: str) -> Problem | None:
+def _refusal(backend: Backend, what: str, instead: str = "") -> Problem:
+    """What a framework lacks, and what to do instead."""
+    other = f"plan --for another framework, or --for {ANY}"
+    return Problem(f"{backend.title} {what}", hint=f"{instead}, or {other}" if instead else other)
+
+
+def _too_deep(job: Job, backend: Backend, chain: Chain) -> Iterator[Problem]:
     """Pipelines that a framework lacks, for what is asked of them or for the model's tied weights."""
-    deep = min(job.pipeline_stages, default=1)
-    if deep > 1 and not backend.pipelines:
-        return Problem(f"{backend.title} has no pipelines of {deep} stages", hint=f"use --pp 1, or plan {other}")
-    piped = backend.structure.zero_in_pipelines
-    if deep > 1 and piped and given(job, ("zero",)) and not set(job.zero) & set(piped):
-        own = " or ".join(map(str, piped))
-        return Problem(f"{backend.title} has ZeRO {own} in a pipeline", hint=f"use that, --pp 1, or plan {other}")
+    deep, piped = min(job.pipeline_stages, default=1), backend.structure.zero_in_pipelines
+    if deep == 1:
+        return
+    if not backend.pipelines:
+        yield _refusal(backend, f"has no pipelines of {deep} stages", "use --pp 1")
+    if piped and given(job, ("zero",)) and not set(job.zero) & set(piped):
+        yield _refusal(backend, f"has ZeRO {' or '.join(map(str, piped))} in a pipeline", "use that, --pp 1")
     first, last = (
         {name for node in block.nodes for name in chain.graph.node_parameters[node]}
         for block in (chain.blocks[0], chain.blocks[-1])
     )
-    if deep > 1 and len(chain.blocks) > 1 and first & last and Requirement.TIED_PARAMETERS not in backend.can:
+    if len(chain.blocks) > 1 and first & last and Requirement.TIED_PARAMETERS not in backend.can:
         tied = chain.graph.parameters[min(first & last)].label
-        return Problem(f"{backend.title} keeps tied weights in one stage ({tied})", hint=f"use --pp 1, or plan {other}")
-    return None
+        yield _refusal(backend, f"keeps tied weights in one stage ({tied})", "use --pp 1")
 
 
-def _unlike_formats(job: Job, backend: Backend, other: str) -> Problem | None:
+def _unlike_formats(job: Job, backend: Backend) -> Iterator[Problem]:
     """A precision or an optimizer that a framework lacks."""
     if not backend.trains_in(job.precision):
-        message = f"{backend.title} has no precision {job.precision.partition(':')[0]}"
-        return Problem(message, hint=f"use --precision {' or '.join(backend.formats)}, or plan {other}")
-    if backend.has_optimizer(job.optimizer):
-        return None
-    return Problem(
-        f"{backend.title} has no optimizer {job.optimizer.partition(':')[0]}",
-        hint=f"use --optimizer {' or '.join(backend.optimizers)}, or plan {other}",
-    )
+        instead = f"use --precision {' or '.join(backend.formats)}"
+        yield _refusal(backend, f"has no precision {job.precision.partition(':')[0]}", instead)
+    if not backend.has_optimizer(job.optimizer):
+        instead = f"use --optimizer {' or '.join(backend.optimizers)}"
+        yield _refusal(backend, f"has no optimizer {job.optimizer.partition(':')[0]}", instead)
 
 
-def _too_wide(job: Job, backend: Backend, graph: Graph, other: str) -> Problem | None:
+def _too_wide(job: Job, backend: Backend, graph: Graph) -> Iterator[Problem]:
     """Tensor parallel ranks that a framework cannot deal a model's heads to."""
     wide = [_SHARED[name] for name in _SHARED if min(getattr(job, name), default=1) > 1]
     if wide and not backend.groups:
-        return Problem(f"{backend.title} shares no operator among ranks", hint=f"use {wide[0]} 1, or plan {other}")
+        yield _refusal(backend, "shares no operator among ranks", f"use {wide[0]} 1")
     width = min(job.tensor_parallel, default=1)
     kind, count = backend.structure.head_groups, backend.heads_dealt(graph)
     fits = [ranks for ranks in job.tensor_parallel or (1,) if not count or count % ranks == 0]
-    if fits or backend.structure.axes == ():
-        return None
-    return Problem(
-        f"{backend.title} deals {kind} to the ranks of a group: {width} ranks for {count} of them",
-        hint=f"use --tp {largest_divisor(count, width)}, or plan {other}",
-    )
+    if not fits and backend.structure.axes:
+        what = f"deals {kind} to the ranks of a group: {width} ranks for {count} of them"
+        yield _refusal(backend, what, f"use --tp {largest_divisor(count, width)}")
 
 
 def largest_divisor(count: int, most: int) -> int:
