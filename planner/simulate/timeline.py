@@ -19,7 +19,7 @@ from planner.plans.validate import require_sound
 from planner.play import Conditions, Cost, StageTimes, Trace, Transfers, run, weight_part_s
 from planner.play.measure import PlayedSchedule, find_period
 from planner.play.memory import MemoryCurve, StageBytes, held_units, memory_curve
-from planner.schedules import Pipeline
+from planner.schedules import ActionKind, Pipeline
 from planner.schedules.compiling import compile_orders
 from planner.schedules.program import KINDS, Code
 from planner.simulate.comparison import TimeComparison, compare, measured
