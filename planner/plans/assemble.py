@@ -30,6 +30,7 @@ from planner.space.configuration import StageChoice
 from planner.space.jobs import precision_of, settled
 from planner.space.layers import Layers
 from planner.space.pricer import Pricer
+from planner.space.schemes import SchemeExchange
 from planner.space.timing import certificate_alone
 from planner.space.types import Candidate, Certificate, Configuration, Evaluation, Job
 
@@ -99,14 +100,11 @@ def assemble(
     proof = certificate or certificate_alone(decision, evaluation.stages, simulated_s)
     fullest = max(evaluation.workers, key=lambda worker: worker.memory.total / worker.capacity_bytes)
     section = meeting(rank_schedule.section, len(decision.stages), shared)
-    named = evaluation.exchange
-    scheme = named if named and named.scheme.zero is None else None  # else what it exchanges stands with the stages
+    scheme = _tensor_scheme(evaluation)
     node_size = cluster.node_size or 1
-    collectives = [()] * len(stages) if scheme else all_collectives(stages, decision, rank_shared, formats, node_size)
+    exchanged = [()] * len(stages) if scheme else all_collectives(stages, decision, rank_shared, formats, node_size)
     split, error = ActionKind.WEIGHT_GRAD in words_in(section), sections.compared_error(cluster, decision)
-    predictions = sections.predictions_section(
-        decision, evaluation, proof, stages, collectives, split=split, error=error
-    )
+    predictions = sections.predictions_section(decision, evaluation, proof, stages, exchanged, split=split, error=error)
     plan = Plan(
         format=FORMAT,
         version=SCHEMA_VERSION,
@@ -148,6 +146,12 @@ def assemble(
         ),
     )
     return with_simulation(_with_requirements(plan, divided=bool(staging.divided_modules())), simulated_s)
+
+
+def _tensor_scheme(evaluation: Evaluation) -> SchemeExchange | None:
+    """The exchange of gradients tensor by tensor; None where a ZeRO stage's is listed with the stages."""
+    exchange = evaluation.exchange
+    return exchange if exchange is not None and exchange.scheme.zero is None else None
 
 
 def _with_requirements(plan: Plan, *, divided: bool) -> Plan:
