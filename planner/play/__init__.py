@@ -7,6 +7,7 @@ plans or configurations; `planner.simulate` builds the timeline of a plan on top
 from planner.play.engine import run as run
 from planner.play.measure import Cost as Cost
 from planner.play.measure import Measurement as Measurement
+from planner.play.measure import measure_orders as measure_orders
 from planner.play.measure import measure_schedule as measure_schedule
 from planner.play.memory import MemoryCurve as MemoryCurve
 from planner.play.memory import StageBytes as StageBytes

@@ -26,7 +26,7 @@ from planner.errors import PlanError
 from planner.play.engine import run
 from planner.play.memory import StageBytes, held_units, memory_curve
 from planner.play.times import Conditions, Seconds, StageTimes, Trace, Transfers
-from planner.schedules import ActivationUnit, Pipeline, Schedule
+from planner.schedules import ActivationUnit, Pipeline, Schedule, Work
 from planner.schedules.compiling import compile_orders
 from planner.schedules.program import Code, Program, peak_versions, staleness
 from planner.schedules.schedule import require
@@ -275,34 +275,64 @@ def measure_schedule(
     )
     assumed = conditions or Conditions(transfers=Transfers.OVERLAPPED)
     steady = play_schedule(resolved, pipeline, times, assumed)
+    cost = Cost.PERIOD if not resolved.drains else Cost.SPAN if resolved.spans else Cost.MAKESPAN
     period = micro_batches if resolved.drains else resolved.rhythm(pipeline)
-    return _measurement(resolved, steady, sizes, period)
+    return _measurement(resolved.name, resolved.activation_unit, steady, cost, sizes, period)
 
 
-def _measurement(schedule: Schedule, steady: PlayedSchedule, sizes: StageBytes | None, period: int) -> Measurement:
-    """Read the figures of simulated orders, which repeat after `period` micro-batches."""
+def measure_orders(
+    work: Work,
+    times: StageTimes,
+    *,
+    cost: Cost = Cost.MAKESPAN,
+    conditions: Conditions | None = None,
+) -> Measurement:
+    """Simulate user-written orders, as `read_orders` gives them, and measure them; O(actions).
+
+    Args:
+        work: the orders of all lanes.
+        times: seconds by stage.
+        cost: definition of the iteration time; MAKESPAN or SPAN.
+        conditions: what transfers occupy (by default the link), and what overlaps.
+
+    Raises:
+        PlanError: the orders deadlock, are incomplete, or read weights that nobody holds.
+    """
+    trace = run(compile_orders(work), times, conditions or Conditions(transfers=Transfers.OVERLAPPED))
+    iteration_s = trace.span_s() if cost is Cost.SPAN else trace.makespan_s
+    unit = ActivationUnit.SUB_SEQUENCE if work.parts > 1 else ActivationUnit.MICRO_BATCH
+    micro_batches = int(trace.program.micro_batch.max()) + 1
+    return _measurement("custom", unit, PlayedSchedule(iteration_s, 0, 1.0, trace), cost, None, micro_batches)
+
+
+def _measurement(
+    name: str,
+    unit: ActivationUnit,
+    steady: PlayedSchedule,
+    cost: Cost,
+    sizes: StageBytes | None,
+    micro_batches: int,
+) -> Measurement:
     trace, iteration_s, played = steady.trace, steady.iteration_s, steady.played
     program = trace.program
     held = held_units(trace)
     chunks = np.bincount(np.unique(np.stack([program.worker, program.stage]), axis=1)[0], minlength=program.workers)
     units_per_micro_batch = (
-        np.maximum(chunks, 1)
-        if schedule.activation_unit is ActivationUnit.CHUNK
-        else np.full(program.workers, program.work.parts)
+        np.maximum(chunks, 1) if unit is ActivationUnit.CHUNK else np.full(program.workers, program.work.parts)
     )
-    ages = staleness(program, warm_up=_full_from(held, program, period), period=period)
+    ages = staleness(program, warm_up=_full_from(held, program, micro_batches), period=micro_batches)
     work_s, communication_s = trace.compute_s() / played, trace.communication_s() / played
     mean_work_s = float(work_s.mean())
     return Measurement(
-        schedule=schedule.name,
+        schedule=name,
         workers=program.workers,
         iteration_s=iteration_s,
-        cost=Cost.PERIOD if not schedule.drains else Cost.SPAN if schedule.spans else Cost.MAKESPAN,
+        cost=cost,
         makespan_s=trace.makespan_s,
         bubble=1.0 - mean_work_s / iteration_s if iteration_s > 0 else 0.0,
         bubble_over_ideal=(iteration_s - mean_work_s) / mean_work_s if mean_work_s > 0 else 0.0,
         worker_idle_s=tuple(np.maximum(iteration_s - work_s - communication_s, 0.0).tolist()),
-        unit=schedule.activation_unit,
+        unit=unit,
         held=tuple(held.tolist()),
         held_micro_batches=tuple((held / units_per_micro_batch).tolist()),
         weight_versions=tuple(peak_versions(program).tolist()),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from planner.errors import PlanError
-from planner.play import StageTimes, run
+from planner.play import StageTimes, measure_orders
 from planner.schedules import Pipeline, get, parse_action, read_orders
 
 CSV = """worker,action
@@ -28,7 +28,7 @@ def written(path: Path, text: str) -> Path:
 def test_csv_of_actions(tmp_path: Path) -> None:
     work = read_orders(written(tmp_path / "own.csv", CSV))
     assert [" ".join(map(str, lane)) for lane in work.lanes] == ["F0.0 B0.0", "F1.0 B1.0"]
-    assert run(work, StageTimes.of([1.0, 1.0], [2.0, 2.0])).makespan_s == 6
+    assert measure_orders(work, StageTimes.of([1.0, 1.0], [2.0, 2.0])).makespan_s == 6
 
 
 @pytest.mark.parametrize(

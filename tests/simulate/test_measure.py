@@ -18,11 +18,12 @@ from planner.play import (
     StageTimes,
     Trace,
     held_units,
+    measure_orders,
     measure_schedule,
     memory_curve,
     run,
 )
-from planner.schedules import Pipeline, Work, custom_schedule, get, parse_action
+from planner.schedules import Pipeline, Work, get, parse_action
 
 
 def work(*lanes: str) -> Work:
@@ -136,8 +137,11 @@ def test_iterations_of_zero_bubble_follow_at_their_span() -> None:
 
 
 def test_own_orders_are_measured() -> None:
-    orders = custom_schedule(work("F0.0 F0.1 I0.0 I0.1 W0.0 W0.1", "F1.0 I1.0 F1.1 I1.1 W1.0 W1.1"))
-    found = measure_schedule(orders, 2, 2, forward_s=1, backward_s=2)
+    found = measure_orders(
+        work("F0.0 F0.1 I0.0 I0.1 W0.0 W0.1", "F1.0 I1.0 F1.1 I1.1 W1.0 W1.1"),
+        StageTimes.of([1.0, 1.0], [2.0, 2.0]),
+        cost=Cost.SPAN,
+    )
     assert found.schedule == "custom"
     assert found.makespan_s == 8
     assert found.iteration_s == 8
