@@ -322,9 +322,9 @@ class _Search:
         if not structure.offloads or not job.schedules or not zero:
             return
         self._closed_form_job = dataclasses.replace(job, zero=zero)
-        ample = [
-            c for c in sorted(self.known.priced, key=self._ideal_s) if self._ideal_s(c) < self._candidates.best_form_s
-        ]
+        least_ranks = 1 if allows_single_devices(self._job) else 2
+        able = [c for c in self.known.priced if c.ranks >= least_ranks]
+        ample = [c for c in sorted(able, key=self._ideal_s) if self._ideal_s(c) < self._candidates.best_form_s]
         again = self.known.of(self._candidates.recomputed_shardings(MAX_OFFLOADED))
         first = [*again, *itertools.islice((c for c in ample if plain.exceeds(c, max(zero))), MAX_OFFLOADED)]
         for choice in offload_choices(self._job, first[0]) if first else ():
