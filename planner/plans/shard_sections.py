@@ -222,7 +222,7 @@ def rank_share(
     shared: SharedParameter, used: Mapping[int, tuple[StageSharding, str]], chosen: Precision
 ) -> SharedParameter:
     """A shared parameter with the gradient bytes of one rank, in the sharding where a rank holds most of it."""
-    parameters = (each for entry, _ in used.values() for each in entry.parameters)
+    parameters = (each for entry, _ in used.values() for each in entry.costs.parameters)
     held_elements = [each[shared.parameter] for each in parameters if shared.parameter in each]
     held_bytes = round(max(held_elements, default=0.0) * chosen.gradient_bytes)
     return dataclasses.replace(shared, bytes=held_bytes) if held_elements else shared
@@ -250,7 +250,7 @@ def rank_replicas(entry: StageSharding, start: int, stop: int) -> tuple[RankRepl
 
 def _held(entry: StageSharding, start: int, stop: int) -> dict[str, float]:
     """By parameter of blocks `start` to `stop`, the elements that a rank holds, in the block where it holds most."""
-    return {name: entry.most_held[name] for each in entry.parameters[start:stop] for name in each}
+    return {name: entry.most_held[name] for each in entry.costs.parameters[start:stop] for name in each}
 
 
 def by_position(layouts: Sequence[tuple[int, TensorLayout]]) -> tuple[str, ...]:

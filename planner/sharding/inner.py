@@ -124,7 +124,7 @@ class ChainView:
 
 @dataclass
 class InnerCache:
-    """A cache of solved blocks, passed from call to call; useful while graph sizes and hardware repeat.
+    """A cache of solved blocks, passed from call to call; meshes count as equal where they are one object.
 
     Attributes:
         entries: by block and the seconds of its operators, the names of the solved block, and its points.

@@ -301,16 +301,11 @@ class StageSharding:
     inner: InnerCosts
     costs: ShardedCosts
 
-    @property
-    def parameters(self) -> tuple[Mapping[str, float], ...]:
-        """By block, the trainable parameters that it reads (ties resolved), with the elements held of each."""
-        return self.costs.parameters
-
     @functools.cached_property
     def most_held(self) -> Mapping[str, float]:
         """By trainable parameter, the elements held by the block where a rank holds the most of it."""
         largest: dict[str, float] = {}
-        for elements_of in self.parameters:
+        for elements_of in self.costs.parameters:
             for name, elements in elements_of.items():
                 largest[name] = max(largest.get(name, 0.0), elements)
         return largest
