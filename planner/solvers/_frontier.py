@@ -123,12 +123,11 @@ class OpenProblem:
         return max(self.task.bound_s, self.bounded.bound_s)
 
 
-_ReachKey = tuple[int, int, int, str, int, int]
-"""Micro-batch, copies, devices of a copy, schedule, ZeRO stage, identity of the costs."""
+_ReachKey = tuple[int, int, str, int, BlockCosts]
+"""Copies, devices of a copy, schedule, ZeRO stage, costs."""
 
-_Reach = tuple[BlockCosts, float, float]
-"""A problem's costs, kept since their identity names it; longest time known to be out of reach, shortest that is not.
-"""
+_Reach = tuple[float, float]
+"""Of a problem, the longest time known to be out of reach, and the shortest that is not."""
 
 _MOST_TESTS = 8
 """Feasibility tests that are kept at a time; each holds a few arrays over all ranges of blocks."""
@@ -277,15 +276,15 @@ class Frontier:
 
     def may_reach(self, task: SearchTask, costs: BlockCosts, time_s: float) -> bool:
         """False if simple bounds show that no decision of a problem takes less than a time, wherever its stages lie."""
-        key: _ReachKey = task.micro_batch, task.copies, task.slice_devices, task.schedule, task.zero, id(costs)
-        _, impossible_s, possible_s = self._reach.get(key, (costs, -math.inf, math.inf))
+        key: _ReachKey = task.copies, task.slice_devices, task.schedule, task.zero, costs
+        impossible_s, possible_s = self._reach.get(key, (-math.inf, math.inf))
         if impossible_s < time_s < possible_s:
             if key not in self._tests:
                 if len(self._tests) == _MOST_TESTS:
                     self._tests.clear()
                 self._tests[key] = self.feasibility(task, costs)
             possible = self._tests[key].possible(time_s)
-            self._reach[key] = (costs, impossible_s, time_s) if possible else (costs, time_s, possible_s)
+            self._reach[key] = (impossible_s, time_s) if possible else (time_s, possible_s)
             return possible
         return time_s >= possible_s
 
