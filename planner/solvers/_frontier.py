@@ -13,13 +13,12 @@ import numpy as np
 from planner.exchange import Phase, recipe_of
 from planner.hardware.types import Cluster
 from planner.memory import fits
-from planner.solvers._candidates import SAME
 from planner.solvers._objectives import Objective
 from planner.solvers._relaxation import FeasibilityTest
 from planner.solvers.critical_path import BoundedProblem
 from planner.space.formulate import ALL_DIVISORS_UP_TO, Formulator
 from planner.space.pricer import FloorKey, Floors, Refinement
-from planner.space.problem import StageProblem, alike, least_of
+from planner.space.problem import alike, least_of
 from planner.space.ranges import Ranges
 from planner.space.types import BlockCosts, Job
 
@@ -141,10 +140,9 @@ class Frontier:
         cluster: the cluster.
         job: the job.
         objective: the time that bounds speak of.
-        priced: costs with one device per replica, by micro-batch size.
+        priced: costs with one device per replica, by micro-batch size, or of shardings.
         unpriced: floors of unpriced shardings with their keys.
         refine: prices the shardings of a floor (`Pricer.refine`); returns None if that is not worth it.
-        first: costs whose problems come before all others.
         least: by micro-batch size, key of a floor and a lower bound in seconds, lower bound on the costs of shardings
             that are not among the priced ones of the floor; None if there are none or no bound depends on them.
 
@@ -162,7 +160,6 @@ class Frontier:
         priced: Sequence[BlockCosts],
         unpriced: Floors = (),
         refine: Callable[[int, FloorKey], Refinement | None] | None = None,
-        first: Sequence[BlockCosts] = (),
         least: Callable[[int, FloorKey, float], BlockCosts | None] = lambda *_: None,
     ) -> None:
         self._formulator, self._cluster, self._job = formulator, cluster, job
@@ -170,24 +167,16 @@ class Frontier:
         self._objective, self._least_s = objective, math.inf
         self._halvings = _FINE_HALVINGS if objective.counts_passing else _HALVINGS
         self._heap: list[_Entry] = []
-        self._after_first: list[_Entry] = []
         self.count = 0
         self.left_out_s = math.inf
         self._numbers = itertools.count()
         self._reach: dict[_ReachKey, _Reach] = {}
         self._tests: dict[_ReachKey, FeasibilityTest] = {}
         self._added: set[tuple[int, int]] = set()
-        self._last_reached = (0, 0, 0)
-        for shardings in alike(first):
+        for shardings in alike(priced):
             self._add(shardings)
-        if first:
-            self._heap, self._after_first = self._after_first, self._heap
-        for costs in priced:
-            self._add((costs,))
         for floor, key in unpriced:
             self._add_unpriced(floor, key)
-        if first:
-            self._heap, self._after_first = self._after_first, self._heap
 
     def _add_unpriced(self, floor: BlockCosts, key: FloorKey, least_s: float = 0.0) -> None:
         bound_s = min((group.bound_s for group in self._groups((floor,))), default=math.inf)
@@ -213,11 +202,6 @@ class Frontier:
     @property
     def bound_s(self) -> float:
         """Lower bound on the decisions of all queued problems; infinite if the queue is empty."""
-        return min((heap[0][0] for heap in (self._heap, self._after_first) if heap), default=math.inf)
-
-    @property
-    def next_s(self) -> float:
-        """Known bound of the entry that `pop` looks at before those that are put back; infinite if there is none."""
         return self._heap[0][0] if self._heap else math.inf
 
     def pop(self, cutoff_s: float) -> ProblemGroup | OpenProblem | None:
@@ -225,9 +209,7 @@ class Frontier:
 
         A bound is tightened, up to the cutoff, the first time that it reaches the front.
         """
-        while self._heap or self._after_first:
-            if not self._heap:
-                self._heap, self._after_first = self._after_first, []
+        while self._heap:
             *_, tight, entry = heapq.heappop(self._heap)
             if isinstance(entry, UnpricedShardings):
                 self._price(entry, cutoff_s, tight=tight)
@@ -262,17 +244,12 @@ class Frontier:
             self._add(shardings, entry.bound_s)
 
     def _may_beat(self, groups: Sequence[ProblemGroup], cutoff_s: float) -> bool:
-        """True unless simple bounds show that no decision of the groups is below the cutoff.
-
-        What was below it for other shardings is tested first.
-        """
-        tasks = [(task, group.costs) for group in groups for task in _first_by_zero(group)]
-        tasks.sort(key=lambda each: _place(each[0]) != self._last_reached)
-        for task, costs in tasks:
-            if task.bound_s < cutoff_s and self.may_reach(task, costs, cutoff_s):
-                self._last_reached = _place(task)
-                return True
-        return False
+        """True unless simple bounds show that no decision of the groups is below the cutoff."""
+        return any(
+            task.bound_s < cutoff_s and self.may_reach(task, group.costs, cutoff_s)
+            for group in groups
+            for task in _first_by_zero(group)
+        )
 
     def may_reach(self, task: SearchTask, costs: BlockCosts, time_s: float) -> bool:
         """False if simple bounds show that no decision of a problem takes less than a time, wherever its stages lie."""
@@ -421,24 +398,7 @@ def _first_by_zero(group: ProblemGroup) -> Iterable[SearchTask]:
     return {task.zero: task for task in reversed(group.tasks)}.values()
 
 
-def _place(task: SearchTask) -> tuple[int, int, int]:
-    return task.copies, task.slice_devices, task.zero
-
-
 def by_zero(group: ProblemGroup) -> list[list[SearchTask]]:
     """The tasks of a group by ZeRO stage, highest stage first."""
     ordered = sorted(group.tasks, key=lambda task: -task.zero)
     return [list(tasks) for _, tasks in itertools.groupby(ordered, key=lambda task: task.zero)]
-
-
-def covers(sharded: StageProblem, plain: StageProblem) -> bool:
-    """True if the problem with the sharded optimizer state is no slower at any place, so that it dominates the other.
-
-    It never needs more memory.
-    """
-    recipe, plain_recipe = recipe_of(sharded.zero), recipe_of(plain.zero)
-    sharded_without_passes = recipe.optimizer is not None and not recipe.during(Phase.FORWARD, Phase.BACKWARD)
-    if sharded.schedule != plain.schedule or not sharded_without_passes or any(plain_recipe.held):
-        return False
-    end_s, plain_end_s = sharded.sync_s + sharded.update_s, plain.sync_s + plain.update_s
-    return bool((end_s <= plain_end_s * (1 + SAME)).all())
