@@ -259,7 +259,7 @@ class TrivialPlans:
             count = len(split.stages)
             if leanest_fits.get(count, True) and (0.0, least_s) < self._key(TENSOR_PARALLEL):
                 evaluation = self._evaluated(TENSOR_PARALLEL, costs, split, cache)
-                leanest_fits.setdefault(count, evaluation.feasible)
+                leanest_fits.setdefault(count, not _excess(evaluation))
 
     def _key(self, label: str) -> tuple[float, float]:
         """Excess and seconds of the best plan of a label so far; infinite if there is none."""

@@ -12,14 +12,12 @@ import numpy as np
 
 from planner.exchange import Phase, recipe_of
 from planner.hardware.types import Cluster
-from planner.memory import fits
 from planner.solvers._objectives import Objective
 from planner.solvers._relaxation import FeasibilityTest
 from planner.solvers.critical_path import BoundedProblem
 from planner.space.formulate import ALL_DIVISORS_UP_TO, Formulator
 from planner.space.pricer import FloorKey, Floors, Refinement
 from planner.space.problem import alike, least_of
-from planner.space.ranges import Ranges
 from planner.space.types import BlockCosts, Job
 
 MAX_TYPE_CHANGES = 8
@@ -333,30 +331,15 @@ class Frontier:
             if used // copies >= fewest_stages * options[0]
             if used // copies <= widest or batches % (2 * copies) or 2 * copies > used
         }
-        work_s, alone = compute_s(costs), Ranges(costs, by_block=np.diagonal)
-        least_s = {zero: work_s if self._any_fits(costs, alone, zero) else math.inf for zero in set(job.zero)}
-        groups = []
+        groups, work_s = [], compute_s(costs)
         for copies, width in sorted(slices):
-            bounds = {zero: max(batches // copies * work_s / width, s) for zero, s in least_s.items()}
+            bound_s = max(batches // copies * work_s / width, work_s)
             tasks = tuple(
-                SearchTask(bounds[zero], costs.micro_batch, copies, width, schedule, zero, costs.ranks, costs.sharding)
+                SearchTask(bound_s, costs.micro_batch, copies, width, schedule, zero, costs.ranks, costs.sharding)
                 for schedule, zero in variants
             )
-            groups.append(ProblemGroup(min(bounds.values()), shardings, costs, tasks))
+            groups.append(ProblemGroup(bound_s, shardings, costs, tasks))
         return groups
-
-    def _any_fits(self, costs: BlockCosts, alone: Ranges, zero: int) -> bool:
-        """True if each block fits the largest device alone and all fit in the allowed number of stages."""
-        largest, most_stages = self._cluster.largest_bytes, self._max_stages()
-        if most_stages < math.inf:
-            holds = fits(self._formulator.least_bytes(self._formulator.ranges(costs), costs, zero), largest)
-            return _fewest_stages(np.triu(holds)) <= most_stages
-        return bool(fits(self._formulator.least_bytes(alone, costs, zero), largest).all())
-
-    def _max_stages(self) -> float:
-        """Largest number of stages that the job allows; infinite without a limit."""
-        limits = (max(self._job.pipeline_stages, default=0), self._job.max_stages)
-        return min((limit for limit in limits if limit), default=math.inf)
 
     def _device_counts(self, ranks: int) -> list[int]:
         """Numbers of devices to use: all, and those before each change of device type along the line."""
@@ -381,16 +364,6 @@ def _order(entry: ProblemGroup | UnpricedShardings | OpenProblem) -> tuple[float
 
 
 _Entry = tuple[float, int, int, int, int, int, bool, ProblemGroup | UnpricedShardings | OpenProblem]
-
-
-def _fewest_stages(holds: np.ndarray) -> float:
-    """Fewest stages that cover all blocks, given which ranges of blocks fit in one (`holds`, bool [n, n]); O(n^2)."""
-    n = len(holds)
-    fewest = np.full(n + 1, math.inf)
-    fewest[0] = 0.0
-    for i in range(n):
-        np.minimum(fewest[i + 1 :], np.where(holds[i, i:], fewest[i] + 1, math.inf), out=fewest[i + 1 :])
-    return float(fewest[n])
 
 
 def _first_by_zero(group: ProblemGroup) -> Iterable[SearchTask]:

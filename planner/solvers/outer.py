@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from planner.errors import InfeasibleError
 from planner.hardware.types import Cluster
@@ -126,6 +126,7 @@ class _Search:
         self._searched_job = self._closed_form_job
         self._costs_for, self._cluster, self._job, self._progress = costs_for, cluster, job, progress
         self._shardings = shardings
+        self._closest: Callable[[Floors], Floors] = tuple if shardings is None else shardings.closest
         self.known = KnownCosts(shardings, MAX_PRICED_BESIDE if beside else math.inf)
         self._formulator = Formulator(cluster, job)
         self._account = Account()
@@ -197,7 +198,7 @@ class _Search:
             if not waiting and self._shapes.estimate_s(filter(None, groups)) >= self._candidates.best_s:
                 return
         self._searched_job = self._job
-        thorough = self._thorough and bool(closed_form_schedules)
+        thorough, floors = self._thorough and bool(closed_form_schedules), self._closest(floors)
         self._shapes.run(single_device, floors, any_plan=any_plan, thorough=thorough, report=self._report)
 
     def _nothing_fits(self, priced: list[BlockCosts]) -> InfeasibleError:
@@ -267,7 +268,7 @@ class _Search:
         if not self._closed_form_job.schedules:
             return
         setting = self._formulator, self._cluster, self._closed_form_job
-        frontier = Frontier(*setting, ClosedForm(), priced, floors, self.known.refine_or_drop)
+        frontier = Frontier(*setting, ClosedForm(), priced, self._closest(floors), self.known.refine_or_drop)
         while not (any_plan and self._candidates):
             group = frontier.pop(self._candidates.best_form_s)
             if not isinstance(group, ProblemGroup):
@@ -339,7 +340,7 @@ class _Search:
             return
         refine = self.known.refine if self._thorough else self._refine_within_effort
         setting = self._formulator, self._cluster, self._closed_form_job
-        frontier = Frontier(*setting, LongestChain(), single_device, floors, refine, self._least)
+        frontier = Frontier(*setting, LongestChain(), single_device, self._closest(floors), refine, self._least)
         while not (any_plan and self._candidates):
             entry = frontier.pop(self._cutoff_s)
             self._account.lower(frontier.left_out_s)

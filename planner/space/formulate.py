@@ -243,11 +243,6 @@ class Formulator:
         """The layers of which a stage may recompute the first ones; None where it recomputes all or none."""
         return costs.layers if self._some_layers and len(costs.layers.ends) else None
 
-    def least_bytes(self, ranges: Ranges, costs: BlockCosts, zero: int) -> np.ndarray:
-        """[n, n] lower bound on the bytes of a device of a stage of blocks i..j anywhere; [1, n] of blocks alone."""
-        activations = ranges.least_activations(self._ways(costs))
-        return np.asarray(self._least_resident(ranges, zero, costs.ranks) + activations)
-
     def exceeds(self, costs: BlockCosts, zero: int) -> bool:
         """True if a device cannot hold its share of all state and what a micro-batch keeps in all blocks."""
         ranges = self.ranges(costs)

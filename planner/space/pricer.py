@@ -225,6 +225,21 @@ class Pricer:
         meshes = [mesh for mesh in self.meshes if micro_batch % self._dealt_ways(mesh) == 0]
         return [(self._floor(micro_batch, ranks_of(mesh)), (mesh,)) for mesh in meshes]
 
+    def closest(self, floors: Floors) -> Floors:
+        """Floors of meshes, with the closest in place of each that any search within the same limits worked out."""
+        return [each for floor, key in floors for each in self._known_floors(floor, key)]
+
+    def _known_floors(self, floor: BlockCosts, key: FloorKey) -> Floors:
+        mesh, micro_batch = key[0], floor.micro_batch
+        if self._knows(Pricer._floors_on, micro_batch, mesh):
+            return self._floors_on(micro_batch, mesh)
+        counted = next((n for n in range(len(mesh), 0, -1) if self._knows(Pricer._exchange_s, mesh, n)), 0)
+        return ((self._exchange_floor(micro_batch, mesh, counted), (mesh, counted)),) if counted else ((floor, key),)
+
+    def _knows(self, method: Callable[..., object], *arguments: object) -> bool:
+        """True if a method whose results are kept (`_kept`) was called with these arguments within the same limits."""
+        return (method.__name__, *self.limits, *arguments) in self.known
+
     @staticmethod
     def _dealt_ways(mesh: MeshAxes) -> int:
         """Ranks along the expert axes of a mesh, to which the samples of a micro-batch are dealt."""
