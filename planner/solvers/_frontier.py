@@ -141,8 +141,8 @@ class Frontier:
         priced: costs with one device per replica, by micro-batch size, or of shardings.
         unpriced: floors of unpriced shardings with their keys.
         refine: prices the shardings of a floor (`Pricer.refine`); returns None if that is not worth it.
-        least: by micro-batch size, key of a floor and a lower bound in seconds, lower bound on the costs of shardings
-            that are not among the priced ones of the floor; None if there are none or no bound depends on them.
+        least: by micro-batch size and key of a floor, lower bound on the costs of shardings that are not among the
+            priced ones of the floor; None if there are none.
 
     Attributes:
         count: number of problems queued so far.
@@ -158,7 +158,7 @@ class Frontier:
         priced: Sequence[BlockCosts],
         unpriced: Floors = (),
         refine: Callable[[int, FloorKey], Refinement | None] | None = None,
-        least: Callable[[int, FloorKey, float], BlockCosts | None] = lambda *_: None,
+        least: Callable[[int, FloorKey], BlockCosts | None] = lambda *_: None,
     ) -> None:
         self._formulator, self._cluster, self._job = formulator, cluster, job
         self._refine, self._least_of = refine, least
@@ -236,7 +236,7 @@ class Frontier:
         closer, priced = refined
         for floor, key in closer:
             self._add_unpriced(floor, key, entry.bound_s)
-        if priced and (lower_bound := self._least_of(entry.floor.micro_batch, entry.key, entry.bound_s)) is not None:
+        if priced and (lower_bound := self._least_of(entry.floor.micro_batch, entry.key)) is not None:
             self._add((lower_bound,), entry.bound_s, only_bounds=True)
         for shardings in alike(priced):
             self._add(shardings, entry.bound_s)

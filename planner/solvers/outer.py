@@ -223,7 +223,7 @@ class _Search:
         self._account.lower(limit_s if any_slow else math.inf)
         return floors
 
-    def _least(self, micro_batch: int, key: FloorKey, bound_s: float) -> BlockCosts | None:
+    def _least(self, micro_batch: int, key: FloorKey) -> BlockCosts | None:
         """`Pricer.least` made known to the judge."""
         if self._shardings is None:
             return None
