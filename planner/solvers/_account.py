@@ -42,6 +42,9 @@ MAX_SIZES_TRIED = 2
 MAX_RUNNERS_UP = 8
 """Most runners-up of an answer."""
 
+SLACK = 0.02
+"""Decisions are still searched if their closed form exceeds the best by up to this fraction."""
+
 
 class Account:
     """Running account of the bounds of all closed problems.

@@ -13,6 +13,8 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from planner.errors import InfeasibleError
 from planner.hardware.types import Cluster
 from planner.schedules import Schedule
@@ -26,11 +28,12 @@ from planner.solvers._account import (
     MAX_RUNNERS_UP,
     MAX_SIZES_TRIED,
     NEAR,
+    SLACK,
     THOROUGH_UP_TO,
     Account,
     space_in_words,
 )
-from planner.solvers._candidates import Candidates, TrivialPlans
+from planner.solvers._candidates import SAME, Candidates, TrivialPlans
 from planner.solvers._frontier import Frontier, OpenProblem, ProblemGroup, SearchTask, by_zero, compute_s
 from planner.solvers._known_costs import KnownCosts
 from planner.solvers._objectives import ClosedForm, LongestChain
@@ -415,6 +418,7 @@ class _Search:
         shortest = solve_bounded(bounded_problem, self._judge(task.micro_batch), keep=MAX_RUNNERS_UP, cutoff_s=cutoff_s)
         self._account.close(1, max(entry.bound_s, shortest.bound_s))
         self._add(shortest)
+        self._solve_further(bounded_problem.problem, shortest.bound_s)
 
     def _bounded_for_schedule(self, entry: OpenProblem) -> BoundedProblem:
         """The bound of an open problem, transferred to its own schedule."""
@@ -433,6 +437,21 @@ class _Search:
                 least_s = max(least_s, solve_bounded(known, judge, keep=1, cutoff_s=self._candidates.best_s).bound_s)
             self._account.lower(least_s, only_bounds=True)
         self._account.lower(min((entry.bound_s for entry in left[MAX_RAISED:]), default=math.inf), only_bounds=True)
+
+    def _solve_further(self, problem: StageProblem, shortest_s: float) -> None:
+        """Search decisions of a solved problem that may be faster than those with the shortest critical path.
+
+        With unequal replicas the critical path says little about the simulated time. So the best decisions by the
+        closed form and those with equal replicas are tried as well.
+        """
+        unequal_replicas = len(np.unique(problem.replicas)) > 1 and not problem.uniform
+        if not self._thorough or not unequal_replicas or shortest_s >= self._candidates.best_s * (1 - SAME):
+            return
+        judge = self._judge(problem.micro_batch)
+        cutoff_s = self._candidates.best_form_s * (1 + SLACK)
+        self._add(chain_dp.solve(problem, judge, cutoff_s=cutoff_s, keep=MAX_RUNNERS_UP))
+        equal = dataclasses.replace(problem, uniform=True)
+        self._add(solve_bounded(bounded(equal, self._candidates.best_s), judge, keep=1))
 
     def _add(self, solution: Solution, *, play: bool = True) -> None:
         """Collect the decisions of a solution as candidates."""
