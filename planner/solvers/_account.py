@@ -61,12 +61,6 @@ class Account:
         self.bound_s = self._reachable_s = self._one_stage_s = math.inf
 
     @property
-    def settled_s(self) -> float:
-        """Bound from which on further unpriced shardings change no bound: more are open below it than are solved."""
-        left_open = sorted(entry.bound_s for entry in self.open)[MAX_RAISED:]
-        return min([self._one_stage_s, *left_open])
-
-    @property
     def lowest_s(self) -> float:
         """Lower bound on the time of any decision of the closed and open problems, in seconds."""
         return min([self.bound_s, *(entry.bound_s for entry in self.open)])

@@ -12,15 +12,12 @@ import numpy as np
 
 from planner.exchange import Phase, recipe_of
 from planner.hardware.types import Cluster
-from planner.memory import fits
-from planner.solvers._candidates import SAME
 from planner.solvers._objectives import Objective
 from planner.solvers._relaxation import FeasibilityTest
 from planner.solvers.critical_path import BoundedProblem
 from planner.space.formulate import ALL_DIVISORS_UP_TO, Formulator
 from planner.space.pricer import FloorKey, Floors, Refinement
-from planner.space.problem import StageProblem, alike, least_of
-from planner.space.ranges import Ranges
+from planner.space.problem import alike, least_of
 from planner.space.types import BlockCosts, Job
 
 MAX_TYPE_CHANGES = 8
@@ -123,12 +120,11 @@ class OpenProblem:
         return max(self.task.bound_s, self.bounded.bound_s)
 
 
-_ReachKey = tuple[int, int, int, str, int, int]
-"""Micro-batch, copies, devices of a copy, schedule, ZeRO stage, identity of the costs."""
+_ReachKey = tuple[int, int, str, int, BlockCosts]
+"""Copies, devices of a copy, schedule, ZeRO stage, costs."""
 
-_Reach = tuple[BlockCosts, float, float]
-"""A problem's costs, kept since their identity names it; longest time known to be out of reach, shortest that is not.
-"""
+_Reach = tuple[float, float]
+"""Of a problem, the longest time known to be out of reach, and the shortest that is not."""
 
 _MOST_TESTS = 8
 """Feasibility tests that are kept at a time; each holds a few arrays over all ranges of blocks."""
@@ -142,12 +138,11 @@ class Frontier:
         cluster: the cluster.
         job: the job.
         objective: the time that bounds speak of.
-        priced: costs with one device per replica, by micro-batch size.
+        priced: costs with one device per replica, by micro-batch size, or of shardings.
         unpriced: floors of unpriced shardings with their keys.
         refine: prices the shardings of a floor (`Pricer.refine`); returns None if that is not worth it.
-        first: costs whose problems come before all others.
-        least: by micro-batch size, key of a floor and a lower bound in seconds, lower bound on the costs of shardings
-            that are not among the priced ones of the floor; None if there are none or no bound depends on them.
+        least: by micro-batch size and key of a floor, lower bound on the costs of shardings that are not among the
+            priced ones of the floor; None if there are none.
 
     Attributes:
         count: number of problems queued so far.
@@ -163,32 +158,23 @@ class Frontier:
         priced: Sequence[BlockCosts],
         unpriced: Floors = (),
         refine: Callable[[int, FloorKey], Refinement | None] | None = None,
-        first: Sequence[BlockCosts] = (),
-        least: Callable[[int, FloorKey, float], BlockCosts | None] = lambda *_: None,
+        least: Callable[[int, FloorKey], BlockCosts | None] = lambda *_: None,
     ) -> None:
         self._formulator, self._cluster, self._job = formulator, cluster, job
         self._refine, self._least_of = refine, least
         self._objective, self._least_s = objective, math.inf
         self._halvings = _FINE_HALVINGS if objective.counts_passing else _HALVINGS
         self._heap: list[_Entry] = []
-        self._after_first: list[_Entry] = []
         self.count = 0
         self.left_out_s = math.inf
         self._numbers = itertools.count()
         self._reach: dict[_ReachKey, _Reach] = {}
         self._tests: dict[_ReachKey, FeasibilityTest] = {}
         self._added: set[tuple[int, int]] = set()
-        self._last_reached = (0, 0, 0)
-        for shardings in alike(first):
+        for shardings in alike(priced):
             self._add(shardings)
-        if first:
-            self._heap, self._after_first = self._after_first, self._heap
-        for costs in priced:
-            self._add((costs,))
         for floor, key in unpriced:
             self._add_unpriced(floor, key)
-        if first:
-            self._heap, self._after_first = self._after_first, self._heap
 
     def _add_unpriced(self, floor: BlockCosts, key: FloorKey, least_s: float = 0.0) -> None:
         bound_s = min((group.bound_s for group in self._groups((floor,))), default=math.inf)
@@ -214,11 +200,6 @@ class Frontier:
     @property
     def bound_s(self) -> float:
         """Lower bound on the decisions of all queued problems; infinite if the queue is empty."""
-        return min((heap[0][0] for heap in (self._heap, self._after_first) if heap), default=math.inf)
-
-    @property
-    def next_s(self) -> float:
-        """Known bound of the entry that `pop` looks at before those that are put back; infinite if there is none."""
         return self._heap[0][0] if self._heap else math.inf
 
     def pop(self, cutoff_s: float) -> ProblemGroup | OpenProblem | None:
@@ -226,9 +207,7 @@ class Frontier:
 
         A bound is tightened, up to the cutoff, the first time that it reaches the front.
         """
-        while self._heap or self._after_first:
-            if not self._heap:
-                self._heap, self._after_first = self._after_first, []
+        while self._heap:
             *_, tight, entry = heapq.heappop(self._heap)
             if isinstance(entry, UnpricedShardings):
                 self._price(entry, cutoff_s, tight=tight)
@@ -257,35 +236,30 @@ class Frontier:
         closer, priced = refined
         for floor, key in closer:
             self._add_unpriced(floor, key, entry.bound_s)
-        if priced and (lower_bound := self._least_of(entry.floor.micro_batch, entry.key, entry.bound_s)) is not None:
+        if priced and (lower_bound := self._least_of(entry.floor.micro_batch, entry.key)) is not None:
             self._add((lower_bound,), entry.bound_s, only_bounds=True)
         for shardings in alike(priced):
             self._add(shardings, entry.bound_s)
 
     def _may_beat(self, groups: Sequence[ProblemGroup], cutoff_s: float) -> bool:
-        """True unless simple bounds show that no decision of the groups is below the cutoff.
-
-        What was below it for other shardings is tested first.
-        """
-        tasks = [(task, group.costs) for group in groups for task in _first_by_zero(group)]
-        tasks.sort(key=lambda each: _place(each[0]) != self._last_reached)
-        for task, costs in tasks:
-            if task.bound_s < cutoff_s and self.may_reach(task, costs, cutoff_s):
-                self._last_reached = _place(task)
-                return True
-        return False
+        """True unless simple bounds show that no decision of the groups is below the cutoff."""
+        return any(
+            task.bound_s < cutoff_s and self.may_reach(task, group.costs, cutoff_s)
+            for group in groups
+            for task in _first_by_zero(group)
+        )
 
     def may_reach(self, task: SearchTask, costs: BlockCosts, time_s: float) -> bool:
         """False if simple bounds show that no decision of a problem takes less than a time, wherever its stages lie."""
-        key: _ReachKey = task.micro_batch, task.copies, task.slice_devices, task.schedule, task.zero, id(costs)
-        _, impossible_s, possible_s = self._reach.get(key, (costs, -math.inf, math.inf))
+        key: _ReachKey = task.copies, task.slice_devices, task.schedule, task.zero, costs
+        impossible_s, possible_s = self._reach.get(key, (-math.inf, math.inf))
         if impossible_s < time_s < possible_s:
             if key not in self._tests:
                 if len(self._tests) == _MOST_TESTS:
                     self._tests.clear()
                 self._tests[key] = self.feasibility(task, costs)
             possible = self._tests[key].possible(time_s)
-            self._reach[key] = (costs, impossible_s, time_s) if possible else (costs, time_s, possible_s)
+            self._reach[key] = (impossible_s, time_s) if possible else (time_s, possible_s)
             return possible
         return time_s >= possible_s
 
@@ -357,30 +331,15 @@ class Frontier:
             if used // copies >= fewest_stages * options[0]
             if used // copies <= widest or batches % (2 * copies) or 2 * copies > used
         }
-        work_s, alone = compute_s(costs), Ranges(costs, by_block=np.diagonal)
-        least_s = {zero: work_s if self._any_fits(costs, alone, zero) else math.inf for zero in set(job.zero)}
-        groups = []
+        groups, work_s = [], compute_s(costs)
         for copies, width in sorted(slices):
-            bounds = {zero: max(batches // copies * work_s / width, s) for zero, s in least_s.items()}
+            bound_s = max(batches // copies * work_s / width, work_s)
             tasks = tuple(
-                SearchTask(bounds[zero], costs.micro_batch, copies, width, schedule, zero, costs.ranks, costs.sharding)
+                SearchTask(bound_s, costs.micro_batch, copies, width, schedule, zero, costs.ranks, costs.sharding)
                 for schedule, zero in variants
             )
-            groups.append(ProblemGroup(min(bounds.values()), shardings, costs, tasks))
+            groups.append(ProblemGroup(bound_s, shardings, costs, tasks))
         return groups
-
-    def _any_fits(self, costs: BlockCosts, alone: Ranges, zero: int) -> bool:
-        """True if each block fits the largest device alone and all fit in the allowed number of stages."""
-        largest, most_stages = self._cluster.largest_bytes, self._max_stages()
-        if most_stages < math.inf:
-            holds = fits(self._formulator.least_bytes(self._formulator.ranges(costs), costs, zero), largest)
-            return _fewest_stages(np.triu(holds)) <= most_stages
-        return bool(fits(self._formulator.least_bytes(alone, costs, zero), largest).all())
-
-    def _max_stages(self) -> float:
-        """Largest number of stages that the job allows; infinite without a limit."""
-        limits = (max(self._job.pipeline_stages, default=0), self._job.max_stages)
-        return min((limit for limit in limits if limit), default=math.inf)
 
     def _device_counts(self, ranks: int) -> list[int]:
         """Numbers of devices to use: all, and those before each change of device type along the line."""
@@ -407,39 +366,12 @@ def _order(entry: ProblemGroup | UnpricedShardings | OpenProblem) -> tuple[float
 _Entry = tuple[float, int, int, int, int, int, bool, ProblemGroup | UnpricedShardings | OpenProblem]
 
 
-def _fewest_stages(holds: np.ndarray) -> float:
-    """Fewest stages that cover all blocks, given which ranges of blocks fit in one (`holds`, bool [n, n]); O(n^2)."""
-    n = len(holds)
-    fewest = np.full(n + 1, math.inf)
-    fewest[0] = 0.0
-    for i in range(n):
-        np.minimum(fewest[i + 1 :], np.where(holds[i, i:], fewest[i] + 1, math.inf), out=fewest[i + 1 :])
-    return float(fewest[n])
-
-
 def _first_by_zero(group: ProblemGroup) -> Iterable[SearchTask]:
     """The first task of each ZeRO stage, which has every decision of the others."""
     return {task.zero: task for task in reversed(group.tasks)}.values()
-
-
-def _place(task: SearchTask) -> tuple[int, int, int]:
-    return task.copies, task.slice_devices, task.zero
 
 
 def by_zero(group: ProblemGroup) -> list[list[SearchTask]]:
     """The tasks of a group by ZeRO stage, highest stage first."""
     ordered = sorted(group.tasks, key=lambda task: -task.zero)
     return [list(tasks) for _, tasks in itertools.groupby(ordered, key=lambda task: task.zero)]
-
-
-def covers(sharded: StageProblem, plain: StageProblem) -> bool:
-    """True if the problem with the sharded optimizer state is no slower at any place, so that it dominates the other.
-
-    It never needs more memory.
-    """
-    recipe, plain_recipe = recipe_of(sharded.zero), recipe_of(plain.zero)
-    sharded_without_passes = recipe.optimizer is not None and not recipe.during(Phase.FORWARD, Phase.BACKWARD)
-    if sharded.schedule != plain.schedule or not sharded_without_passes or any(plain_recipe.held):
-        return False
-    end_s, plain_end_s = sharded.sync_s + sharded.update_s, plain.sync_s + plain.update_s
-    return bool((end_s <= plain_end_s * (1 + SAME)).all())

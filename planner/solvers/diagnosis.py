@@ -20,7 +20,6 @@ from planner.memory import fits
 from planner.solvers import chain_dp
 from planner.solvers._account import either
 from planner.solvers._candidates import plain_schedule
-from planner.solvers._stages import split
 from planner.solvers.types import CostsFor
 from planner.space import evaluate
 from planner.space.formulate import Formulator
@@ -28,7 +27,7 @@ from planner.space.job_options import as_written, given, in_words, without
 from planner.space.jobs import precision_of
 from planner.space.problem import StageProblem
 from planner.space.ranges import Ranges
-from planner.space.types import BlockCosts, Configuration, Evaluation, Job, StageChoice, StageTerms
+from planner.space.types import BlockCosts, Configuration, Evaluation, Job, StageTerms
 
 _GIB = 2**30
 _MORE_DEVICES = (2, 4, 8, 16, 32, 64)
@@ -119,12 +118,7 @@ def _leanest(costs: BlockCosts, cluster: Cluster, job: Job) -> StageProblem:
 
 def may_fit(problem: StageProblem) -> bool:
     """False only if no decision of a problem fits, by a DP over memory alone, which is far faster than a search."""
-    return _factor_fits(least_memory_factor(problem))
-
-
-def _factor_fits(factor: float) -> bool:
-    """True if so many times the memory is no more than there is, up to rounding."""
-    return fits(factor * (1 - _ROUNDING), 1.0)
+    return fits(least_memory_factor(problem) * (1 - _ROUNDING), 1.0)
 
 
 def least_memory_factor(problem: StageProblem) -> float:
@@ -135,44 +129,19 @@ def least_memory_factor(problem: StageProblem) -> float:
     `_MAX_COUNTED_STAGES`. Infinite if there is no cut.
     O(R n^2 W), times the number of stages if that is limited.
     """
-    return float(_least_memory(problem)[-1][-1, -1])
-
-
-def _least_memory(problem: StageProblem) -> list[np.ndarray]:
-    """[n + 1, W + 1] memory fraction of the fullest stage of blocks before p on devices before a, by stages so far.
-
-    Only one table where the number of stages is free. The last table is that of the allowed number with the least.
-    """
     n, width = problem.blocks, problem.slice_devices
     allowed = problem.stage_counts.tolist() or [*range(1, problem.max_stages + 1)]
     least = np.full((n + 1, width + 1), np.inf)
     least[0] = 0.0
     if not allowed or max(allowed) > _MAX_COUNTED_STAGES or max(allowed) >= min(n, width):
         _one_more_stage(problem, least, least)
-        return [least]
-    tables = [least]
-    for _ in range(max(allowed)):
-        tables.append(np.full_like(least, np.inf))
-        _one_more_stage(problem, *tables[-2:])
-    return tables[: 1 + min(allowed, key=lambda count: float(tables[count][n, width]))]
-
-
-def _leanest_stages(problem: StageProblem, tables: list[np.ndarray]) -> tuple[StageChoice, ...]:
-    """The stages behind the last entry of `_least_memory`, which is finite."""
-    stop, end, stages = problem.blocks, problem.slice_devices, list[StageChoice]()
-    while stop:
-        after, before = tables[-1], tables[max(-2, -len(tables))]
-        i, o, way = next(
-            (i, o, int(fractions.argmin()))
-            for i in range(stop)
-            for o, r in enumerate(problem.replicas.tolist())
-            if r <= end and before[i, end - r] <= after[stop, end]
-            if (fractions := _fractions(problem, o, np.array([end - r]), i, slice(stop - 1, stop))[:, 0, 0]).min()
-            <= after[stop, end]
-        )
-        stages.append(problem.stage(i, stop, o, way))
-        stop, end, tables = i, end - int(problem.replicas[o]), tables[:-1] or tables
-    return tuple(reversed(stages))
+        return float(least[n, width])
+    by_count = dict[int, float]()
+    for count in range(1, max(allowed) + 1):
+        before, least = least, np.full_like(least, np.inf)
+        _one_more_stage(problem, before, least)
+        by_count[count] = float(least[n, width])
+    return min(by_count[count] for count in allowed)
 
 
 def _one_more_stage(problem: StageProblem, before: np.ndarray, after: np.ndarray) -> None:
@@ -249,24 +218,11 @@ def _with_devices(cluster: Cluster, times: int) -> Cluster:
 
 
 def _fits(costs: BlockCosts, cluster: Cluster, job: Job) -> bool:
-    """True if some decision of the leanest problem fits: the leanest one, or, where the judge refuses that, any."""
+    """True if some decision of the leanest problem fits."""
     if not state_fits(costs, cluster, job):
         return False
-    known = [(part, _least_memory(part)) for part in _undivided(_leanest(costs, cluster, job))]
-    may_be = [(part, tables) for part, tables in known if _factor_fits(float(tables[-1][-1, -1]))]
-    leanest = (part.decision(_leanest_stages(part, tables)) for part, tables in may_be)
-    return any(evaluate(costs, cluster, job, decision).feasible for decision in leanest) or any(
-        _solved(part, costs, cluster, job) is not None for part, _ in may_be
-    )
-
-
-def _undivided(problem: StageProblem) -> Iterator[StageProblem]:
-    """The parts of a problem that `split` does not divide further."""
-    parts = split(problem)
-    for part in parts:
-        yield from _undivided(part)
-    if not parts:
-        yield problem
+    leanest = _leanest(costs, cluster, job)
+    return may_fit(leanest) and _solved(leanest, costs, cluster, job) is not None
 
 
 def state_fits(costs: BlockCosts, cluster: Cluster, job: Job) -> bool:

@@ -34,7 +34,7 @@ from planner.solvers._account import (
     space_in_words,
 )
 from planner.solvers._candidates import SAME, Candidates, TrivialPlans
-from planner.solvers._frontier import Frontier, OpenProblem, ProblemGroup, SearchTask, by_zero, compute_s, covers
+from planner.solvers._frontier import Frontier, OpenProblem, ProblemGroup, SearchTask, by_zero, compute_s
 from planner.solvers._known_costs import KnownCosts
 from planner.solvers._objectives import ClosedForm, LongestChain
 from planner.solvers.critical_path import BoundedProblem, bounded, critical_s, solve_bounded
@@ -153,7 +153,8 @@ class _Search:
         priced, slower_s = self.known.price(self._sizes, self._costs_for, self._cluster, trivial)
         self._account.lower(slower_s)
         held = not self._closed_form_job.schedules or state_fits(priced[0], self._cluster, self._job)
-        first = self._even_splits(priced, trivial) if held else []
+        if held:
+            self._even_splits(priced, trivial)
         for candidate in trivial.candidates():
             if candidate.evaluation.feasible:
                 self._candidates.add(candidate.decision, candidate.evaluation, play=self._thorough)
@@ -161,14 +162,14 @@ class _Search:
             single_device, floors = priced if allows_single_devices(self._job) else [], self._floors()
             if not self._thorough:
                 self._search_shapes(single_device, floors, any_plan=any_plan)
-                self._search_by_closed_form(single_device, floors, first, any_plan=any_plan)
+                self._search_by_closed_form(single_device, floors, any_plan=any_plan)
             if self._thorough or not self._beside:
-                self._search_by_critical_path(single_device, floors, first, any_plan=any_plan)
+                self._search_by_critical_path(single_device, floors, any_plan=any_plan)
             if self._beside:
                 self._keep_in_hosts(any_plan=any_plan)
             self._search_shapes(single_device, floors, any_plan=any_plan)
             if self._beside and not self._thorough:  # only bounds, up to what the others found
-                self._search_by_critical_path(single_device, floors, first, any_plan=any_plan)
+                self._search_by_critical_path(single_device, floors, any_plan=any_plan)
             if not self._beside and (not any_plan or (diagnose and not self._candidates)):
                 self._keep_in_hosts(any_plan=any_plan)
         if not self._candidates:
@@ -211,13 +212,12 @@ class _Search:
             return infeasible(costs, self._cluster, self._job, self._costs_for)
         return self._shapes.error(priced[-1].micro_batch if len(priced) < len(self._sizes) else 0)
 
-    def _even_splits(self, priced: list[BlockCosts], trivial: TrivialPlans) -> list[BlockCosts]:
-        """Costs of even tensor parallel splits, priced if no trivial plan is near balanced compute."""
-        if not priced or not self._closed_form_job.schedules or self._beside:
-            return []
-        least_s = min(self._job.global_batch / c.micro_batch * compute_s(c) for c in priced)
-        near_s = NEAR * least_s / self._formulator.devices()
-        return self.known.even_splits(self._sizes[:MAX_SIZES_TRIED], near_s, trivial)
+    def _even_splits(self, priced: list[BlockCosts], trivial: TrivialPlans) -> None:
+        """Price even tensor parallel splits if no trivial plan is near balanced compute."""
+        if priced and self._closed_form_job.schedules and not self._beside:
+            least_s = min(self._job.global_batch / c.micro_batch * compute_s(c) for c in priced)
+            near_s = NEAR * least_s / self._formulator.devices()
+            self.known.even_splits(self._sizes[:MAX_SIZES_TRIED], near_s, trivial)
 
     def _floors(self) -> Floors:
         """Floors of shardings with their keys, by micro-batch size, as far as their sizes may beat the best time."""
@@ -226,10 +226,9 @@ class _Search:
         self._account.lower(limit_s if any_slow else math.inf)
         return floors
 
-    def _least(self, micro_batch: int, key: FloorKey, bound_s: float) -> BlockCosts | None:
-        """`Pricer.least` made known to the judge; None if no bound depends on it, being this high at the least."""
-        if self._shardings is None or bound_s >= self._account.settled_s:
-            self._account.lower(bound_s, only_bounds=True)
+    def _least(self, micro_batch: int, key: FloorKey) -> BlockCosts | None:
+        """`Pricer.least` made known to the judge."""
+        if self._shardings is None:
             return None
         least = self._shardings.least(micro_batch, key)
         self.known.add(micro_batch, [] if least is None else [least])
@@ -262,9 +261,8 @@ class _Search:
 
     def _search_by_closed_form(
         self,
-        single_device: Sequence[BlockCosts],
+        priced: Sequence[BlockCosts],
         floors: Floors,
-        first: Sequence[BlockCosts],
         *,
         any_plan: bool,
         keep: int = MAX_RUNNERS_UP,
@@ -273,17 +271,14 @@ class _Search:
         if not self._closed_form_job.schedules:
             return
         setting = self._formulator, self._cluster, self._closed_form_job
-        closest, refine = self._closest(floors), self.known.refine_or_drop
-        frontier = Frontier(*setting, ClosedForm(), single_device, closest, refine, first)
+        frontier = Frontier(*setting, ClosedForm(), priced, self._closest(floors), self.known.refine_or_drop)
         while not (any_plan and self._candidates):
             group = frontier.pop(self._candidates.best_form_s)
             if not isinstance(group, ProblemGroup):
                 break
-            solved: list[StageProblem] = []
             for tasks in by_zero(group):
                 problem = self._worth_solving(frontier, group, tasks[0], self._candidates.best_form_s)
-                if problem is not None and not any(covers(other, problem) for other in solved):
-                    solved.append(problem)
+                if problem is not None:
                     judge = self._judge(problem.micro_batch)
                     cutoff_s = self._candidates.best_form_s
                     self._add(chain_dp.solve(problem, judge, cutoff_s=cutoff_s, keep=keep), play=False)
@@ -297,7 +292,7 @@ class _Search:
         if self._shardings is not None and number and best.schedule in self._closed_form_job.schedules:
             finer = self._shardings.finer(best.micro_batch, number)
             self.known.add(best.micro_batch, finer)
-            self._search_by_closed_form((), (), finer, any_plan=False)
+            self._search_by_closed_form(finer, (), any_plan=False)
 
     def _recompute_fewer_layers(self) -> None:
         """Search plans that recompute the first layers of a stage, with the shardings of the best plans that recompute.
@@ -309,7 +304,7 @@ class _Search:
         if costs:
             self._tried_layers = True
             plain, self._formulator = self._formulator, Formulator(self._cluster, self._job, some_layers=True)
-            self._search_by_closed_form((), (), costs, any_plan=False)
+            self._search_by_closed_form(costs, (), any_plan=False)
             self._formulator = plain
 
     def _keep_in_hosts(self, *, any_plan: bool) -> None:
@@ -330,7 +325,7 @@ class _Search:
         for choice in offload_choices(self._job, first[0]) if first else ():
             self._tried_offload = True
             self._formulator = plain.offloading(choice)
-            self._search_by_closed_form((), (), first, any_plan=any_plan, keep=1)
+            self._search_by_closed_form(first, (), any_plan=any_plan, keep=1)
         self._formulator, self._closed_form_job = plain, job
 
     def _ideal_s(self, costs: BlockCosts) -> float:
@@ -338,9 +333,7 @@ class _Search:
         turns = self._job.global_batch / costs.micro_batch / max(1, self._formulator.devices(costs.ranks))
         return (math.ceil(turns) if self._job.max_stages == 1 else turns) * compute_s(costs)
 
-    def _search_by_critical_path(
-        self, single_device: Sequence[BlockCosts], floors: Floors, first: Sequence[BlockCosts], *, any_plan: bool
-    ) -> None:
+    def _search_by_critical_path(self, single_device: Sequence[BlockCosts], floors: Floors, *, any_plan: bool) -> None:
         """Bound the simulated time of all decisions by critical path, and find the decisions that reach the bound.
 
         On few devices every problem that may hold the fastest decision is solved. On many devices the closed form
@@ -348,9 +341,9 @@ class _Search:
         """
         if not self._closed_form_job.schedules:
             return
-        first, refine = (first, self.known.refine) if self._thorough else ((), self._refine_within_effort)
+        refine = self.known.refine if self._thorough else self._refine_within_effort
         setting = self._formulator, self._cluster, self._closed_form_job
-        frontier = Frontier(*setting, LongestChain(), single_device, self._closest(floors), refine, first, self._least)
+        frontier = Frontier(*setting, LongestChain(), single_device, self._closest(floors), refine, self._least)
         while not (any_plan and self._candidates):
             entry = frontier.pop(self._cutoff_s)
             self._account.lower(frontier.left_out_s)
@@ -377,11 +370,7 @@ class _Search:
         Among the tasks of one ZeRO stage, the first has every decision of the others, needs no more memory and waits no
         longer, so its bound serves for all of them.
         """
-        bounded_before: list[StageProblem] = []
         only = group.only_bounds
-        if only and group.bound_s >= self._account.settled_s:
-            self._account.close(len(group.tasks), group.bound_s, only_bounds=True)
-            return
         for tasks in by_zero(group):
             cutoff_s = self._cutoff_s
             problem = self._worth_solving(frontier, group, tasks[0], cutoff_s)
@@ -389,10 +378,7 @@ class _Search:
                 self._account.close(len(tasks), max(tasks[0].bound_s, cutoff_s), only_bounds=only)
             elif self._effort <= 0:
                 self._account.close(len(tasks), tasks[0].bound_s, only_bounds=only)
-            elif any(covers(other, problem) for other in bounded_before):
-                self._account.close(len(tasks), math.inf)
             else:
-                bounded_before.append(problem)
                 self._effort -= 1
                 bounded_first = bounded(problem, cutoff_s)
                 if bounded_first.bound_s >= cutoff_s:
@@ -417,8 +403,8 @@ class _Search:
         """
         task, cutoff_s = entry.task, self._cutoff_s
         if entry.bound_s < cutoff_s:
-            entry.bounded.lowest(cutoff_s, math.inf if entry.only_bounds else frontier.next_s)
-        if frontier.next_s < entry.bound_s < cutoff_s:
+            entry.bounded.lowest(cutoff_s, math.inf if entry.only_bounds else frontier.bound_s)
+        if frontier.bound_s < entry.bound_s < cutoff_s:
             frontier.put_back(entry)
             return
         if entry.bound_s >= cutoff_s or (entry.only_bounds and not self._thorough):

@@ -112,9 +112,7 @@ class ShapeCosts:
             both_s = both_s + (forward_s if job.whole_stages or repeated is None else forward_s * repeated)
         self.work_s, self._largest_block_s = float(both_s.sum()), float(both_s.max())
         self._block_s = np.add.reduceat(both_s, np.flatnonzero(stage_starts(shardings[0], job)[:-1])).tolist()
-        self._uneven_cache: dict[int, float] = {}
         self._least_cache: dict[tuple[object, ...], float] = {}
-        self._even_cache: dict[tuple[Outline, int, int], float] = {}
         self._forward_before_s = np.concatenate([[0.0], np.cumsum(forward_s)])
         self._backward_before_s = np.concatenate([[0.0], np.cumsum(backward_s)])
         self._forward_share = float(forward_s.sum()) / max(float((forward_s + backward_s).sum()), 1e-300)
@@ -130,15 +128,15 @@ class ShapeCosts:
         )
         update_s = min(float(c.update_s.min(axis=0).sum()) for c in shardings)
         self._update_s = self._exchanged_once / max(self._elements, 1e-300) * update_s
-        self._nearby_cache: dict[tuple[int, int, float, Phase], float] = {}
         self._precision, self._overlap = precision_of(job, cluster), overlap_of(job, cluster)
         self._state_bytes = optimizer_state_bytes(job.optimizer, self._precision)
         self._hulls = {split: _hull(shardings, job, split=split) for split in (False, True)}
         self._kept_before = _most_kept(shardings)
         workspace = min(float(costs.workspace_bytes.max()) for costs in shardings)
         self._room_bytes = cluster.largest_bytes - workspace
-        self._exchange_cache: dict[tuple[int, int, int, bool], tuple[float, float, float]] = {}
-        self._sending_cache: dict[int, tuple[float, float]] = {}
+        self._even_s, self._unevenness = functools.cache(self._make_even_s), functools.cache(self._make_unevenness)
+        self._nearby_s, self._sending_s = functools.cache(self._make_nearby_s), functools.cache(self._make_sending_s)
+        self._exchange_s = functools.cache(self._make_exchange_s)
 
     @property
     def blocks(self) -> int:
@@ -223,15 +221,12 @@ class ShapeCosts:
         update_s = self._update_s / parts / (group if recipe_of(zero).optimizer else 1)
         return update_s + self._nearby_s(group, zero, self._exchanged_once / parts, Phase.END)
 
-    def _nearby_s(self, replicas: int, zero: int, elements: float, phase: Phase) -> float:
+    def _make_nearby_s(self, replicas: int, zero: int, elements: float, phase: Phase) -> float:
         """Seconds of a phase's exchanges among replicas that are neighbours and have the links to themselves."""
-        key = replicas, zero, elements, phase
-        if key not in self._nearby_cache:
-            ranks = np.arange(replicas, dtype=np.int64) * self.shardings[0].ranks
-            self._nearby_cache[key] = phase_s(self._cluster, recipe_of(zero), phase, ranks, self._precision, elements)
-        return self._nearby_cache[key]
+        ranks = np.arange(replicas, dtype=np.int64) * self.shardings[0].ranks
+        return phase_s(self._cluster, recipe_of(zero), phase, ranks, self._precision, elements)
 
-    def _even_s(self, outline: Outline, replicas: int, zero: int) -> float:
+    def _make_even_s(self, outline: Outline, replicas: int, zero: int) -> float:
         """Seconds that the slowest worker works and idles, without transfers; infinite if equal stages cannot fit.
 
         Args:
@@ -248,14 +243,12 @@ class ShapeCosts:
         idle_s = schedule.idle_s(pipeline, self._forward_share * each_s, (1 - self._forward_share) * each_s)
         return outline.passes * work_s / len(outline.hosted) + idle_s
 
-    def _unevenness(self, workers: int) -> float:
+    def _make_unevenness(self, workers: int) -> float:
         """Work of the slowest worker over that of the mean one, in the most even cut into so many parts; at least 1.
 
         Blocks are not divided: 96 layers and a loss as long as a third of one leave a twelfth 8 layers and the loss.
         """
-        if workers not in self._uneven_cache:
-            self._uneven_cache[workers] = slowest_part(self._block_s, workers) * workers / max(self.work_s, 1e-300)
-        return self._uneven_cache[workers]
+        return slowest_part(self._block_s, workers) * workers / max(self.work_s, 1e-300)
 
     def estimate_s(self, outline: Outline, copies: int, zero: int, *, adjacent: bool) -> float:
         """Estimated iteration time of equal stages, with transfers and gradient exchange; infinite if they cannot fit.
@@ -266,10 +259,7 @@ class ShapeCosts:
             zero: ZeRO stage.
             adjacent: the copies of a worker are neighbours.
         """
-        key = outline, copies, zero
-        if key not in self._even_cache:
-            self._even_cache[key] = self._even_s(outline, copies * outline.holders, zero)
-        even_s = self._even_cache[key]
+        even_s = self._even_s(outline, copies * outline.holders, zero)
         if math.isinf(even_s):
             return even_s
         workers = len(outline.hosted)
@@ -277,7 +267,7 @@ class ShapeCosts:
         crossed = outline.passes * self._crossings(outline) / workers
         busy_s = even_s + crossed * self._sending_s(stride)[1]
         parts = workers // outline.holders
-        forward_s, backward_s, end_s = self._exchange_s(parts, copies * outline.holders, zero, adjacent=adjacent)
+        forward_s, backward_s, end_s = self._exchange_s(parts, copies * outline.holders, zero, adjacent)
         hiding_s = self._overlap * self.work_s / parts
         hiding_forward_s, hiding_backward_s = self._forward_share * hiding_s, (1 - self._forward_share) * hiding_s
         exposed_s = max(0.0, forward_s - hiding_forward_s) + max(0.0, backward_s - hiding_backward_s)
@@ -302,41 +292,36 @@ class ShapeCosts:
             return float("inf")
         return float(np.interp(kept_bytes, bytes_by_point, s_by_point).mean())
 
-    def _sending_s(self, stride: int) -> tuple[float, float]:
+    def _make_sending_s(self, stride: int) -> tuple[float, float]:
         """(least seconds of any boundary both ways over the fastest link, mean seconds to a rank `stride` away)."""
-        if stride not in self._sending_cache:
-            moved = [np.stack([c.boundary_bytes, c.gradient_boundary_bytes])[:, 1:-1] for c in self.shardings]
-            last = self._cluster.device_count - 1
-            nearest = send_terms(self._cluster, 0, min(1, last), 1)
-            neighbour = send_terms(self._cluster, 0, min(stride, last), stride)
-            least_s, mean_s = [], []
-            for costs, (out, back) in zip(self.shardings, moved, strict=True):
-                if not out.size:
-                    continue
-                gathers = [t[1:-1] for t in (costs.gather_s, costs.gradient_gather_s) if t is not None]
-                gather_s = np.sum(gathers, axis=0) if gathers else np.zeros(len(out))
-                nearest_s, neighbour_s = (
-                    link.seconds(out) * (out > 0) + link.seconds(back) * (back > 0) + gather_s
-                    for link in (nearest, neighbour)
-                )
-                least_s.append(float(nearest_s.min()))
-                mean_s.append(float(neighbour_s.mean()))
-            self._sending_cache[stride] = min(least_s, default=0.0), min(mean_s, default=0.0)
-        return self._sending_cache[stride]
-
-    def _exchange_s(self, workers: int, copies: int, zero: int, *, adjacent: bool) -> tuple[float, float, float]:
-        """Seconds of the exchanges of an even share over the copies of a worker: a forward, a backward, the end."""
-        key = workers, copies, zero, adjacent
-        if key not in self._exchange_cache:
-            ranks, share = self.shardings[0].ranks, self._exchanged / workers
-            stride = ranks if adjacent else ranks * workers
-            group = np.unique(np.minimum(np.arange(copies, dtype=np.int64) * stride, self._cluster.device_count - 1))
-            forward_s, backward_s, end_s = (
-                phase_s(self._cluster, recipe_of(zero), phase, group, self._precision, share, ranks * workers)
-                for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.END)
+        moved = [np.stack([c.boundary_bytes, c.gradient_boundary_bytes])[:, 1:-1] for c in self.shardings]
+        last = self._cluster.device_count - 1
+        nearest = send_terms(self._cluster, 0, min(1, last), 1)
+        neighbour = send_terms(self._cluster, 0, min(stride, last), stride)
+        least_s, mean_s = [], []
+        for costs, (out, back) in zip(self.shardings, moved, strict=True):
+            if not out.size:
+                continue
+            gathers = [t[1:-1] for t in (costs.gather_s, costs.gradient_gather_s) if t is not None]
+            gather_s = np.sum(gathers, axis=0) if gathers else np.zeros(len(out))
+            nearest_s, neighbour_s = (
+                link.seconds(out) * (out > 0) + link.seconds(back) * (back > 0) + gather_s
+                for link in (nearest, neighbour)
             )
-            self._exchange_cache[key] = forward_s, backward_s, end_s
-        return self._exchange_cache[key]
+            least_s.append(float(nearest_s.min()))
+            mean_s.append(float(neighbour_s.mean()))
+        return min(least_s, default=0.0), min(mean_s, default=0.0)
+
+    def _make_exchange_s(self, workers: int, copies: int, zero: int, adjacent: bool) -> tuple[float, float, float]:
+        """Seconds of the exchanges of an even share over the copies of a worker: a forward, a backward, the end."""
+        ranks, share = self.shardings[0].ranks, self._exchanged / workers
+        stride = ranks if adjacent else ranks * workers
+        group = np.unique(np.minimum(np.arange(copies, dtype=np.int64) * stride, self._cluster.device_count - 1))
+        forward_s, backward_s, end_s = (
+            phase_s(self._cluster, recipe_of(zero), phase, group, self._precision, share, ranks * workers)
+            for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.END)
+        )
+        return forward_s, backward_s, end_s
 
 
 def with_exchange_s(work_s: float, exchange_s: float, overlap: float) -> float:

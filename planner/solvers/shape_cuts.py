@@ -83,11 +83,6 @@ class Cut:
         return self.key, self.edges, self.options
 
 
-def room_of(memory_bytes: np.ndarray, part: float) -> np.ndarray:
-    """Bytes that may be planned in a fraction of each device's memory."""
-    return np.asarray(room_bytes(memory_bytes * part))
-
-
 def next_start(place: int, by: int, starts: np.ndarray) -> int:
     """The next allowed boundary (`stage_starts`) above (`by` 1) or below (`by` -1); out of range if there is none."""
     place += by
@@ -134,7 +129,7 @@ class Cutter:
         self._ramp = schedule.ramp(pipeline)
         self._recomputed_stages = schedule.recomputed_stages(pipeline) or None
         self._terms = worker_terms(shape, cluster, job)
-        self._room_bytes = room_of(self._terms.memory_bytes, 1.0)
+        self._room_bytes = np.asarray(room_bytes(self._terms.memory_bytes))
         most_units = max(float(rows.sum(axis=1).max(initial=0.0)) for rows in self._units)
         self._options = options
         if self._recomputed_stages is None and not enumerable(shape, options, job):
@@ -163,12 +158,6 @@ class Cutter:
             alone = copy.copy(self)
             alone._options, alone._options_cache = self._options.only([option]), {}
             yield alone
-
-    def within(self, part: float) -> Cutter:
-        """This cutter with only a fraction of each worker's memory."""
-        smaller = copy.copy(self)
-        smaller._room_bytes, smaller._options_cache = room_of(self._terms.memory_bytes, part), {}
-        return smaller
 
     @property
     def bound_s(self) -> float:

@@ -60,9 +60,6 @@ POLISH_ACTIONS, ACTIONS_A_JUDGEMENT = 200_000, 500
 IDEAL_FACTOR = 4.0
 """Shapes whose bound exceeds the ideal time (`Shapes.ideal_s`) by this factor are tried only if nothing else fits."""
 
-MEMORY_FRACTIONS = (1.0, 0.999, 0.98, 0.9)
-"""Fractions of the memory that cuts may fill, tried in turn until the judge finds that a cut fits."""
-
 MAX_EXCESS = 0.03
 """Cuts estimated to exceed memory by more than this fraction are not judged."""
 
@@ -344,21 +341,16 @@ class ShapeSearch:
         return fastest_s
 
     def _judge_cuts(self, cutter: Cutter) -> float:
-        """Judge cuts; if the judge finds that none fits, again with cuts that fill less of the memory.
+        """Judge cuts.
 
         Returns the seconds of the fastest, its bound if that is no better than the best; infinity if none fits.
         """
-        seconds, slower = list[float](), list[float]()
-        for fraction in MEMORY_FRACTIONS:
-            smaller = cutter.within(fraction)
-            cuts = smaller.cuts(self._candidates.best_s)
-            slower = [cut.bound_s for cut in cuts if cut.excess <= 0 and cut.bound_s >= self._candidates.best_s]
-            seconds = [
-                self._judge(smaller.configuration(cut, self._job), self._candidates.best_s * (1 + SIMULATE_WITHIN))
-                for cut in self._worth_judging(cuts)
-            ]
-            if cutter.enumerates_all or not seconds or min(seconds) < math.inf or cuts[0].excess > MAX_EXCESS:
-                break
+        cuts = cutter.cuts(self._candidates.best_s)
+        slower = [cut.bound_s for cut in cuts if cut.excess <= 0 and cut.bound_s >= self._candidates.best_s]
+        seconds = [
+            self._judge(cutter.configuration(cut, self._job), self._candidates.best_s * (1 + SIMULATE_WITHIN))
+            for cut in self._worth_judging(cuts)
+        ]
         return min([*seconds, *slower], default=math.inf)
 
     def _worth_judging(self, cuts: Sequence[Cut]) -> Iterator[Cut]:

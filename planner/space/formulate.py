@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -43,6 +44,11 @@ class Formulator:
         cluster: the machine.
         job: what is to be trained.
         some_layers: stages may recompute the first of their layers, where the job allows that.
+
+    Attributes:
+        placements: by ranks of a replica, the places where stages can lie.
+        ranges: by costs, those of ranges of blocks; of the last few costs they are kept.
+        needs: by costs and ZeRO stage, lower bounds on time and memory of stages of blocks i..j at any place; likewise.
     """
 
     def __init__(self, cluster: Cluster, job: Job, *, some_layers: bool = False) -> None:
@@ -51,11 +57,11 @@ class Formulator:
         self._some_layers = some_layers and allows_some_layers(job)
         self._precision, self.overlap = precision_of(job, cluster), overlap_of(job, cluster)
         self._exchanges = ExchangeTables(self._precision, optimizer_state_bytes(job.optimizer, self._precision))
-        self._placements: dict[int, Placements] = {}
         self._tied: dict[tuple[int, int, int, tuple[int, ...]], TiedEnds] = {}
-        self._needs: dict[tuple[int, int], tuple[Ranges, StageNeeds]] = {}
-        self._known_ranges: dict[int, tuple[BlockCosts, Ranges]] = {}
         self._used = job.devices_of(cluster)
+        self.placements = functools.cache(functools.partial(Placements, cluster))
+        self.ranges = functools.lru_cache(_CACHED_COSTS)(Ranges)
+        self.needs = functools.lru_cache(_CACHED_COSTS)(self._stage_needs)
 
     def offloading(self, choice: RecomputeChoice) -> Formulator:
         """A formulator whose stages may also keep activations in the host's memory in one way, the slowest of theirs.
@@ -63,7 +69,8 @@ class Formulator:
         Where all stages must be alike, all do.
         """
         other = copy.copy(self)
-        other._offload, other._some_layers, other._needs = choice, False, {}
+        other._offload, other._some_layers = choice, False
+        other.needs = functools.lru_cache(_CACHED_COSTS)(other._stage_needs)
         return other
 
     def devices(self, ranks: int = 1) -> int:
@@ -80,12 +87,6 @@ class Formulator:
             fitting = [r for r in fitting if r & (r - 1) == 0 or r == fitting[-1]]
         allowed = self._job.data_parallel
         return tuple(r for r in fitting if not allowed or r * copies in allowed)
-
-    def placements(self, ranks: int) -> Placements:
-        """The places where stages of so many ranks a replica can lie."""
-        if ranks not in self._placements:
-            self._placements[ranks] = Placements(self._cluster, ranks)
-        return self._placements[ranks]
 
     def problem(
         self,
@@ -242,34 +243,22 @@ class Formulator:
         """The layers of which a stage may recompute the first ones; None where it recomputes all or none."""
         return costs.layers if self._some_layers and len(costs.layers.ends) else None
 
-    def least_bytes(self, ranges: Ranges, costs: BlockCosts, zero: int) -> np.ndarray:
-        """[n, n] lower bound on the bytes of a device of a stage of blocks i..j anywhere; [1, n] of blocks alone."""
-        activations = ranges.least_activations(self._ways(costs))
-        return np.asarray(self._least_resident(ranges, zero, costs.ranks) + activations)
-
     def exceeds(self, costs: BlockCosts, zero: int) -> bool:
         """True if a device cannot hold its share of all state and what a micro-batch keeps in all blocks."""
         ranges = self.ranges(costs)
         held_bytes = self._least_resident(ranges, zero, costs.ranks) + ranges.saved_bytes
         return not fits(held_bytes[0, -1], self._cluster.largest_bytes)
 
-    def needs(self, costs: BlockCosts, zero: int) -> StageNeeds:
+    def _stage_needs(self, costs: BlockCosts, zero: int) -> StageNeeds:
         """Lower bounds on time and memory of stages of blocks i..j, at any place."""
-        ranges = self.ranges(costs)
-        key = (id(ranges), zero)
-        cached = self._needs.get(key)
-        if cached is None or cached[0] is not ranges:
-            capacity_bytes = self._cluster.largest_bytes
-            resident = self._least_resident(ranges, zero, costs.ranks)
-            nearest_sends = [self.placements(costs.ranks).nearest_send()]
-            transfer_s = _transfers(nearest_sends, costs.boundary_bytes, costs.gather_s)[0, :-1]
-            transfer_s += _transfers(nearest_sends, costs.gradient_boundary_bytes, costs.gradient_gather_s)[0, :-1]
-            transfer_s[0] = 0.0
-            group = recipe_of(zero).optimizer
-            activations = ranges.least_needs(self._ways(costs), self._layers(costs))
-            cached = (ranges, stage_needs(ranges, resident, capacity_bytes, activations, transfer_s, group))
-            _remember(self._needs, key, cached)
-        return cached[1]
+        ranges, capacity_bytes = self.ranges(costs), self._cluster.largest_bytes
+        resident = self._least_resident(ranges, zero, costs.ranks)
+        nearest_sends = [self.placements(costs.ranks).nearest_send()]
+        transfer_s = _transfers(nearest_sends, costs.boundary_bytes, costs.gather_s)[0, :-1]
+        transfer_s += _transfers(nearest_sends, costs.gradient_boundary_bytes, costs.gradient_gather_s)[0, :-1]
+        transfer_s[0] = 0.0
+        activations = ranges.least_needs(self._ways(costs), self._layers(costs))
+        return stage_needs(ranges, resident, capacity_bytes, activations, transfer_s, recipe_of(zero).optimizer)
 
     def least_exchange(
         self, ranks: int, slices: tuple[int, int, int], replicas: Sequence[int], phase: Phase
@@ -288,14 +277,6 @@ class Formulator:
         """[n, n] bytes of weights, gradients, optimizer state and workspace, ZeRO sharding over all devices."""
         devices = self.devices(ranks)
         return self._exchanges.resident(ranges, 0.0, lambda group: np.asarray(devices if group else 1), zero)
-
-    def ranges(self, costs: BlockCosts) -> Ranges:
-        """Costs of ranges of blocks; of the last few costs they are kept."""
-        cached = self._known_ranges.get(id(costs))
-        if cached is None or cached[0] is not costs:
-            cached = (costs, Ranges(costs))
-            _remember(self._known_ranges, id(costs), cached)
-        return cached[1]
 
     def _tied_tables(self, placement: Placement, costs: BlockCosts) -> dict[str, Any]:
         """Seconds to sum the gradients of weights that the first and the last block share.
@@ -361,13 +342,3 @@ def _transfers(sends: Sequence[Terms], payload_bytes: np.ndarray, gather_s: np.n
         return np.zeros((1, len(payload_bytes)))
     seconds = np.stack([terms.seconds(payload_bytes[:, None]).max(axis=1) for terms in sends])
     return np.where(payload_bytes > 0, seconds + (0.0 if gather_s is None else gather_s), 0.0)
-
-
-T = TypeVar("T")
-
-
-def _remember(kept: dict[T, Any], key: T, value: object) -> None:
-    """Keep a value in a cache, dropping the oldest beyond `_CACHED_COSTS`."""
-    kept[key] = value
-    while len(kept) > _CACHED_COSTS:
-        del kept[next(iter(kept))]

@@ -9,6 +9,7 @@ exchange gradients among themselves and hand over to each other, all t of them a
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -81,24 +82,19 @@ class Placements:
     Args:
         cluster: the machine.
         ranks: devices of a replica, which count as one device here; see `aligned`.
+
+    Attributes:
+        lay_out: by copies, devices of a slice and numbers of replicas, the places of the slice with their prices.
     """
 
     def __init__(self, cluster: Cluster, ranks: int = 1) -> None:
         self._cluster, self._ranks = cluster, ranks
         self._sizes = np.asarray((1, *cluster.group_sizes()))
-        self._placements: dict[tuple[int, int, tuple[int, ...]], Placement] = {}
-        self._places: dict[tuple[int, int, int], _ReplicaPlaces] = {}
-        self._depth_bits: dict[tuple[int, int, int, int], np.ndarray] = {}
         self._terms: dict[tuple[_StepKind, Span, int], Terms] = {}
         self._recipes = tuple(recipes().values())
-        self._sends: dict[tuple[int, int], Terms] = {}
-
-    def lay_out(self, copies: int, slice_devices: int, replicas: Sequence[int]) -> Placement:
-        """List the places of a slice and price what happens there; O(R * ranks + R^2 * slice * pairs)."""
-        key = (copies, slice_devices, tuple(replicas))
-        if key not in self._placements:
-            self._placements[key] = self._lay_out(copies, slice_devices, np.asarray(replicas, dtype=np.int64))
-        return self._placements[key]
+        self.lay_out, self._places_of = functools.cache(self._lay_out), functools.cache(self._find_places)
+        self._boundary_depths = functools.cache(self._find_depths)
+        self._boundary_terms = functools.cache(functools.partial(_send_terms, cluster, self._sizes))
 
     def least_terms(self, copies: int, slice_devices: int, replicas: Sequence[int], step: ExchangeStep) -> np.ndarray:
         """[R, 2] least start-up seconds and least seconds a byte of a step, over all places of a stage."""
@@ -106,8 +102,10 @@ class Placements:
             [self._places_of(copies, slice_devices, int(count)).least_terms[step.way] for count in replicas]
         )
 
-    def _lay_out(self, copies: int, width: int, options: np.ndarray) -> Placement:
-        rows = [self._places_of(copies, width, count) for count in options.tolist()]
+    def _lay_out(self, copies: int, width: int, replicas: tuple[int, ...]) -> Placement:
+        """List the places of a slice and price what happens there; O(R * ranks + R^2 * slice * pairs)."""
+        options = np.asarray(replicas, dtype=np.int64)
+        rows = [self._places_of(copies, width, count) for count in replicas]
         offsets = np.cumsum([0, *(len(row.types) for row in rows)])
         kinds = sorted({types for row in rows for types in row.types})
         link, sends = self._links(copies, width, options)
@@ -128,12 +126,6 @@ class Placements:
     def nearest_send(self) -> Terms:
         """Price of a transfer to the next device, [1, algorithms]: a lower bound for all transfers between stages."""
         return send_terms(self._cluster, 0, np.asarray([self._ranks % self._cluster.device_count]), self._ranks)
-
-    def _places_of(self, copies: int, width: int, count: int) -> _ReplicaPlaces:
-        key = (copies, width, count)
-        if key not in self._places:
-            self._places[key] = self._find_places(copies, width, count)
-        return self._places[key]
 
     def _find_places(self, copies: int, width: int, count: int) -> _ReplicaPlaces:
         """Find places that differ in the device types and levels of a stage, all its copies together."""
@@ -198,17 +190,9 @@ class Placements:
                     )
         return link, tuple(self._boundary_terms(*key) for key in class_of)
 
-    def _boundary_depths(self, copies: int, width: int, senders: int, receivers: int) -> np.ndarray:
-        key = (copies, width, senders, receivers)
-        if key not in self._depth_bits:
-            boundaries = np.arange(senders, width - receivers + 1)
-            self._depth_bits[key] = _depths(boundaries, copies, width, senders, receivers, self._sizes / self._ranks)
-        return self._depth_bits[key]
-
-    def _boundary_terms(self, depths: int, concurrent: int) -> Terms:
-        if (depths, concurrent) not in self._sends:
-            self._sends[depths, concurrent] = _send_terms(self._cluster, depths, concurrent, self._sizes)
-        return self._sends[depths, concurrent]
+    def _find_depths(self, copies: int, width: int, senders: int, receivers: int) -> np.ndarray:
+        boundaries = np.arange(senders, width - receivers + 1)
+        return _depths(boundaries, copies, width, senders, receivers, self._sizes / self._ranks)
 
 
 def aligned(cluster: Cluster, ranks: int) -> bool:
@@ -239,7 +223,7 @@ def _depths(
     return bits
 
 
-def _send_terms(cluster: Cluster, bits: int, concurrent: int, sizes: np.ndarray) -> Terms:
+def _send_terms(cluster: Cluster, sizes: np.ndarray, bits: int, concurrent: int) -> Terms:
     """Prices of one transfer at each depth of the bit set; ranks 0 and `sizes[d - 1]` are connected at depth d."""
     targets = [int(sizes[d - 1]) for d in range(1, len(sizes) + 1) if bits >> d & 1]
     return send_terms(cluster, 0, np.asarray(targets), concurrent)

@@ -276,11 +276,6 @@ class Ranges:
             saved_bytes[span], working_bytes[span] = kept, working
             yield StageWay(all_layers.choice, repeat_s, saved_bytes, working_bytes)
 
-    def least_activations(self, choices: Iterable[RecomputeChoice]) -> np.ndarray:
-        """[n, n] fewest activation bytes that one micro-batch needs with one of some ways to recompute."""
-        ways = map(self.way, choices)
-        return np.asarray(np.minimum.reduce([way.saved_bytes + way.working_bytes for way in ways]))
-
 
 def _or_zeros(values: np.ndarray | None, like: np.ndarray) -> np.ndarray:
     return np.zeros(len(like)) if values is None else values

@@ -396,7 +396,7 @@ class Selective:
         return self.price(repeats, offload)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class BlockCosts:
     """Costs of a chain of blocks at one micro-batch size and with one sharding, on each device type.
 
@@ -470,8 +470,8 @@ class BlockCosts:
     gradient_gather_s: np.ndarray | None = None
     shard_elements: np.ndarray | None = None
     inner_replicas: tuple[InnerReplicas, ...] = ()
-    steps: ExchangedStep | None = field(default=None, repr=False, compare=False)
-    selective: Selective | None = field(default=None, repr=False, compare=False)
+    steps: ExchangedStep | None = field(default=None, repr=False)
+    selective: Selective | None = field(default=None, repr=False)
     weight_grad_s: np.ndarray | None = None
     waiting_bytes: np.ndarray | None = None
 

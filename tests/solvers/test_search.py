@@ -8,8 +8,7 @@ import math
 import operator
 from collections import defaultdict
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -18,8 +17,6 @@ from hypothesis import strategies as st
 from planner.errors import InfeasibleError, JobError
 from planner.hardware import Cluster
 from planner.solvers import comparable, search
-from planner.solvers._account import MAX_RAISED, Account
-from planner.solvers._frontier import OpenProblem
 from planner.space import BlockCosts, Configuration, Evaluation, Formulator, Job, evaluate, played_s
 from planner.space.configuration import Structure
 from planner.space.terms import TermCache
@@ -167,14 +164,6 @@ def test_a_search_beside_a_known_plan_bounds_all_plans_and_shows_no_trivial_ones
     assert beside.best.simulated_s == pytest.approx(least_s)
     assert beside.certificate.bound_s <= least_s * (1 + 1e-9)
     assert beside.trivial == ()
-
-
-@pytest.mark.parametrize(("open_s", "settled_s"), [([], 9.0), ([3.0] * MAX_RAISED, 9.0), ([1, 2, 3, 4, 5, 6, 7, 8], 7)])
-def test_bounds_of_unpriced_shardings_are_settled(open_s: list[float], settled_s: float) -> None:
-    account = Account()
-    account.lower(9.0)
-    account.open += [cast(OpenProblem, SimpleNamespace(bound_s=bound_s)) for bound_s in open_s]
-    assert account.settled_s == settled_s
 
 
 def test_trivial_plans_are_priced_even_when_they_do_not_fit() -> None:
