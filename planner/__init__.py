@@ -147,7 +147,7 @@ if TYPE_CHECKING:
     from planner.errors import UsageError as UsageError
 
 _RENAMED = {
-    "Evaluations": "prediction.Evaluations",
+    "Evaluations": "space.evaluate_many.Evaluations",
     "PartitionChange": "plans.Change",
     "PartitionFinding": "partitions.run.PartitionFinding",
     "PartitionPlan": "partitions.plan_file.PartitionPlan",

@@ -39,14 +39,16 @@ from planner.named_shardings import (
 from planner.plans import Plan, Provenance, assemble
 from planner.space import Configuration, WorkerMemory, evaluate, play_terms
 from planner.space.configuration import UNRESTRICTED, Structure
+from planner.space.device_layouts import DeviceLayouts
 from planner.space.evaluate import Timed
+from planner.space.evaluate_many import Evaluations, evaluate_many
 from planner.space.job_options import LIMITS, allowing, without
 from planner.space.jobs import settled
 from planner.space.named import Degrees
 from planner.space.pricer import Pricer
 from planner.space.terms import TermCache
 from planner.space.timing import MOST_MICRO_BATCHES, played_s
-from planner.space.types import Evaluation, Job, MemoryBytes
+from planner.space.types import BlockCosts, Evaluation, Job, MemoryBytes
 from planner.space.workers import pipeline_of
 from planner.systems.backends import backends_of, settled_for, structure_of
 
@@ -103,37 +105,6 @@ class Prediction:
     def fullest(self) -> WorkerMemory:
         """The worker nearest to its capacity, or furthest above it."""
         return max(self.workers, key=lambda worker: worker.memory.total / worker.capacity_bytes)
-
-
-@dataclass(slots=True, eq=False)
-class Evaluations:
-    """Figures of configurations, in their order.
-
-    Attributes:
-        iteration_s: float64 [n] as `evaluate` has them; infinite where a configuration makes no sense.
-        peak_bytes: float64 [n] memory of the fullest worker: nearest to its capacity, or furthest above it.
-        capacity_bytes: float64 [n] of that worker's smallest device.
-        fits: bool [n], whether the configuration can run.
-        reasons: why a configuration makes no sense; "" where it does.
-    """
-
-    iteration_s: np.ndarray
-    peak_bytes: np.ndarray
-    capacity_bytes: np.ndarray
-    fits: np.ndarray
-    reasons: tuple[str, ...]
-
-    @classmethod
-    def empty(cls, count: int) -> Evaluations:
-        """Arrays for `count` configurations of which none is judged yet."""
-        unknown = np.full(count, math.nan)
-        return cls(np.full(count, math.inf), unknown, unknown.copy(), np.zeros(count, dtype=bool), ())
-
-    def put(self, index: int, evaluation: Evaluation) -> None:
-        """Enter the judge's verdict on one configuration."""
-        fullest = max(evaluation.workers, key=lambda worker: worker.memory.total / worker.capacity_bytes)
-        self.iteration_s[index], self.fits[index] = evaluation.iteration_s, evaluation.feasible
-        self.peak_bytes[index], self.capacity_bytes[index] = fullest.memory.total, fullest.capacity_bytes
 
 
 DEGREE_NAMES = {
@@ -316,21 +287,37 @@ def predict_many(
         JobError: a field of the job makes no sense.
     """
     job = without_limits(job, cluster)
+    members: dict[tuple[Job, int, tuple[int, ...]], list[tuple[int, Configuration]]] = {}
+    costs: dict[tuple[Job, int, tuple[int, ...]], list[BlockCosts]] = {}
     trials: dict[Job, _Trial] = {}
-    evaluations, reasons = Evaluations.empty(len(configurations)), [""] * len(configurations)
+    evaluations = Evaluations.empty(len(configurations))
+    reasons = [""] * len(configurations)
     for at, asked in enumerate(configurations):
         try:
             settled_job = _with_decided_formats(job, asked, cluster)
             if settled_job not in trials:
                 trials[settled_job] = _Trial(Pricer(graph, cluster, settled_job), settled_job)
-            evaluations.put(at, trials[settled_job].best(asked, fewest_weights=fewest_weights))
+            trial = trials[settled_job]
+            found = list(alike(trial.pricer, settled_job, asked, trial.shardings, fewest_weights=fewest_weights))
+            if not schedules.get(found[0][0].schedule).closed_form:
+                evaluations.put(at, trial.best(found))
+                continue
+            for configuration, shardings in found:
+                key = settled_job, configuration.micro_batch, tuple(each.sharding for each in shardings)
+                costs[key] = shardings
+                members.setdefault(key, []).append((at, configuration))
         except (JobError, UsageError, ModelError) as error:
             reasons[at] = error.problem.message
-    return dataclasses.replace(evaluations, reasons=tuple(reasons))
+    judged = [
+        (np.array([at for at, _ in entries]), each)
+        for key, entries in members.items()
+        for each in evaluate_many(costs[key], cluster, key[0], [c for _, c in entries], layouts=trials[key[0]].layouts)
+    ]
+    return _merge_best(evaluations, judged, reasons)
 
 
 class _Trial:
-    """What many predictions for one job share: prices, shardings, seconds of transfers and exchanges.
+    """What many predictions for one job share: prices, shardings, devices of stages.
 
     Args:
         pricer: prices the job's blocks.
@@ -339,17 +326,17 @@ class _Trial:
 
     def __init__(self, pricer: Pricer, job: Job) -> None:
         self.pricer, self.job = pricer, job
-        self._shardings: ShardingsOf = functools.cache(functools.partial(shardings_at, pricer, job))
+        self.shardings: ShardingsOf = functools.cache(functools.partial(shardings_at, pricer, job))
+        self.layouts: dict[tuple[int, int], DeviceLayouts] = {}
         self._seconds_by_size: dict[int, TermCache] = {}
 
-    def best(self, asked: Degrees | Configuration, *, fewest_weights: bool) -> Evaluation:
-        """The judge's verdict on a configuration under its fastest sharding that fits.
+    def best(self, alike: Sequence[tuple[Configuration, Sequence[BlockCosts]]]) -> Evaluation:
+        """The judge's verdict on a configuration whose schedule is played, under its fastest sharding that fits.
 
         Raises:
             JobError: the configuration makes no sense.
         """
-        found = alike(self.pricer, self.job, asked, self._shardings, fewest_weights=fewest_weights)
-        ways = [each for configuration, shardings in found for each in each_sharding(configuration, shardings)]
+        ways = [each for configuration, shardings in alike for each in each_sharding(configuration, shardings)]
         seconds = self._seconds_by_size.setdefault(ways[0][0].micro_batch, TermCache()).seconds
         cache = TermCache(seconds)
         return _best_sharding(self.pricer, self.job, ways, cache, fewest_weights=False, fitting=True)[1]
@@ -396,6 +383,27 @@ def _best_sharding(
         if seconds < best_s:
             best, best_s = (configuration, dataclasses.replace(evaluation, iteration_s=seconds)), seconds
     return best
+
+
+def _merge_best(best: Evaluations, judged: Sequence[tuple[np.ndarray, Evaluations]], reasons: list[str]) -> Evaluations:
+    """Keep for each configuration the figures of the sharding that `predict` would take."""
+    excess_of = np.full(len(reasons), math.inf)
+    for at, evaluations in judged:
+        excess_here = np.where(
+            evaluations.fits, 0.0, np.nan_to_num(evaluations.peak_bytes / evaluations.capacity_bytes - 1, nan=math.inf)
+        )
+        better = (excess_here < excess_of[at]) | (
+            (excess_here == excess_of[at]) & (evaluations.iteration_s < best.iteration_s[at])
+        )
+        excess_of[at[better]] = excess_here[better]
+        for name in ("iteration_s", "peak_bytes", "capacity_bytes", "fits"):
+            getattr(best, name)[at[better]] = getattr(evaluations, name)[better]
+        for place, reason in zip(at.tolist(), evaluations.reasons, strict=True):
+            reasons[place] = reasons[place] or reason
+    shown_reasons = tuple(
+        "" if math.isfinite(s) else reason for s, reason in zip(best.iteration_s, reasons, strict=True)
+    )
+    return dataclasses.replace(best, reasons=shown_reasons)
 
 
 def judge(

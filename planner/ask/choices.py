@@ -24,9 +24,10 @@ from planner.operators.modules import MODULE_KINDS, module_nodes
 from planner.plans import Plan, explain
 from planner.plans.explain import plan_shape
 from planner.plans.figures import Headline
-from planner.prediction import DEGREE_NAMES, MOST_ZERO, Evaluations, Prediction, predict, predict_many, read_degrees
+from planner.prediction import DEGREE_NAMES, MOST_ZERO, Prediction, predict, predict_many, read_degrees
 from planner.registry import did_you_mean
 from planner.space.configuration import Configuration, StageChoice
+from planner.space.evaluate_many import Evaluations
 from planner.space.job_options import LIMITS, as_written, given, without
 from planner.space.named import Degrees
 from planner.space.types import Job

@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from operator import itemgetter
 
 import numpy as np
 
@@ -16,9 +15,9 @@ from planner.solvers.critical_path import critical_s
 from planner.solvers.types import Judge, Measure
 from planner.space import evaluate
 from planner.space.configuration import KEEP_ALL, RecomputeChoice
+from planner.space.evaluate_many import evaluate_many
 from planner.space.limits import forbidden_choices
 from planner.space.recompute_choices import recompute_choices
-from planner.space.terms import TermCache
 from planner.space.types import BlockCosts, Candidate, Configuration, Evaluation, Job, StageChoice
 
 SAME = 1e-9
@@ -237,33 +236,23 @@ class TrivialPlans:
                 continue  # Recomputation only makes a plan that fits slower.
             fits.update([label] if self._evaluated(label, costs, decision).feasible else [])
 
-    def _evaluated(
-        self, label: str, costs: BlockCosts, decision: Configuration, cache: TermCache | None = None
-    ) -> Evaluation:
+    def _evaluated(self, label: str, costs: BlockCosts, decision: Configuration) -> Evaluation:
         """The judge's evaluation of a plan; the best plan of each label is kept."""
-        evaluation = evaluate(costs, self._cluster, self._job, decision, cache=cache)
+        evaluation = evaluate(costs, self._cluster, self._job, decision)
         key = (_excess(evaluation), evaluation.iteration_s)
-        if key < self._key(label):
+        if label not in self._best or key < self._best[label][0]:
             self._best[label] = (key, Candidate(label, decision, evaluation))
         return evaluation
 
     def add_sharded(self, costs: BlockCosts) -> None:
-        """Evaluate even splits of a sharded model into any number of stages, as far as they may be the fastest.
-
-        Where the leanest split into so many stages does not fit, the others are not looked at.
-        """
+        """Evaluate even splits of a sharded model into any number of stages."""
         splits = list(_even_splits(costs, self._cluster, self._job))
-        allowed = [(s, split) for s, split in splits if not forbidden_choices(self._job, split, costs.names)] or splits
-        cache, leanest_fits = TermCache(), dict[int, bool]()
-        for least_s, split in sorted(allowed, key=itemgetter(0)):
-            count = len(split.stages)
-            if leanest_fits.get(count, True) and (0.0, least_s) < self._key(TENSOR_PARALLEL):
-                evaluation = self._evaluated(TENSOR_PARALLEL, costs, split, cache)
-                leanest_fits.setdefault(count, not _excess(evaluation))
-
-    def _key(self, label: str) -> tuple[float, float]:
-        """Excess and seconds of the best plan of a label so far; infinite if there is none."""
-        return self._best[label][0] if label in self._best else (math.inf, math.inf)
+        allowed = [c for c in splits if not forbidden_choices(self._job, c, costs.names)] or splits
+        if not allowed:
+            return
+        (figures,) = evaluate_many((costs,), self._cluster, self._job, allowed)
+        excess = np.where(figures.fits, 0.0, figures.peak_bytes / figures.capacity_bytes)
+        self._evaluated(TENSOR_PARALLEL, costs, allowed[int(np.lexsort((figures.iteration_s, excess))[0])])
 
     def candidates(self) -> tuple[Candidate, ...]:
         """The trivial plans, simplest first."""
@@ -310,12 +299,8 @@ def _trivial_plans(costs: BlockCosts, cluster: Cluster, job: Job) -> Iterator[tu
             yield EVEN_SPLIT, decision([math.floor(k * blocks / count) for k in range(count + 1)], 1, 0)
 
 
-def _even_splits(costs: BlockCosts, cluster: Cluster, job: Job) -> Iterator[tuple[float, Configuration]]:
-    """Pipelines of about equal stages on all devices, one replica per stage and copy, as Megatron-LM users write.
-
-    Each has a lower bound on its seconds: work alone, without recomputation and exchanges. The leanest with a number of
-    stages comes first.
-    """
+def _even_splits(costs: BlockCosts, cluster: Cluster, job: Job) -> Iterator[Configuration]:
+    """Pipelines of about equal stages on all devices, one replica per stage and copy, as Megatron-LM users write."""
     batches, ranks = job.global_batch // costs.micro_batch, costs.ranks
     groups = job.devices_of(cluster) // ranks
     seconds = np.cumsum((costs.forward_s + costs.backward_s).min(axis=0))
@@ -325,11 +310,8 @@ def _even_splits(costs: BlockCosts, cluster: Cluster, job: Job) -> Iterator[tupl
         bounds = [0, *cuts.tolist(), len(seconds)]
         if batches % copies or len(set(bounds)) != count + 1:
             continue
-        stage_s = np.diff(seconds[np.array(bounds[1:]) - 1], prepend=0.0)
-        least_s = float(seconds[-1] + (batches // copies - 1) * stage_s.max()) * (1 - SAME)
         for zero, recompute_choice in itertools.product(
-            sorted(set(job.zero), reverse=True), reversed(recompute_choices(job.recompute))
+            sorted(set(job.zero), reverse=True), recompute_choices(job.recompute)
         ):
             stages = tuple(costs.stage(start, stop, 1, recompute_choice) for start, stop in itertools.pairwise(bounds))
-            split = Configuration(stages, copies, costs.micro_batch, batches // copies, plain_schedule(job), zero)
-            yield least_s, split
+            yield Configuration(stages, copies, costs.micro_batch, batches // copies, plain_schedule(job), zero)

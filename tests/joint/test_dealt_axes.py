@@ -40,6 +40,7 @@ from planner.sharding import (
 )
 from planner.space import BlockCosts, Configuration, Job, evaluate
 from planner.space.blocks import update_s_per_element
+from planner.space.evaluate_many import evaluate_many
 from planner.space.jobs import meshes_for
 from planner.space.pricer import Pricer
 from planner.space.sharded import sharded_block_costs
@@ -139,6 +140,15 @@ def test_weights_sharded_in_the_passes_are_gathered_among_both() -> None:
     each_s = (3 / 4 * DENSE + 1 / 2 * (DENSE / 4 + EXPERTS / 4)) * 4 / BYTE_PER_S
     assert terms.forward_s == pytest.approx(own.forward_s.sum() + each_s)
     assert terms.backward_s == pytest.approx(own.backward_s.sum() + 2 * each_s)
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_many_are_judged_as_one(zero: int) -> None:
+    own, job = costs(), Job(32, precision="fp32", zero=(zero,), overlap=0.5)
+    alone = evaluate(own, MACHINE, job, _one_stage(own, zero))
+    (many,) = evaluate_many((own,), MACHINE, job, [_one_stage(own, zero)])
+    assert many.iteration_s[0] == pytest.approx(alone.iteration_s)
+    assert many.peak_bytes[0] == pytest.approx(alone.workers[0].memory.total)
 
 
 def test_a_stage_says_the_axes_of_its_sharding() -> None:

@@ -12,6 +12,7 @@ import pytest
 from planner.play import StageBytes, measure_schedule
 from planner.schedules import get, names
 from planner.space import Configuration, Job, StageChoice, Timed, evaluate, lay_workers
+from planner.space.evaluate_many import evaluate_many
 from planner.space.workers import pipeline_of
 from tests.space.instances import chain, cluster
 
@@ -88,6 +89,8 @@ def test_copies_beside_each_other_share_the_link_between_their_stages() -> None:
     found = [evaluate(costs, machine, Job(8, recompute="never"), c) for c in (apart, beside, replicas)]
     assert [f.stages[1].receive_s for f in found] == pytest.approx([2.0, 12.0, 12.0])
     assert found[1].iteration_s == pytest.approx(found[2].iteration_s)
+    (many,) = evaluate_many((costs,), machine, Job(8, recompute="never"), [apart, beside, replicas])
+    assert many.iteration_s.tolist() == pytest.approx([f.iteration_s for f in found])
 
 
 def test_both_directions_of_chimera_exchange_between_the_two_holders() -> None:

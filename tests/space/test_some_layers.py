@@ -12,6 +12,7 @@ import planner
 from planner.solvers import chain_dp
 from planner.solvers.critical_path import bounded, critical_s, solve_bounded
 from planner.space.evaluate import evaluate
+from planner.space.evaluate_many import evaluate_many
 from planner.space.formulate import Formulator
 from planner.space.layers import Layers, layers_of_choice
 from planner.space.pricer import Pricer
@@ -105,6 +106,25 @@ def test_time_and_bytes_are_those_of_the_layers(costs: BlockCosts) -> None:
     bounds = [evaluate(costs, cluster, job, one_stage(costs, 0, recompute=again)).stages[0] for again in (True, False)]
     assert bounds[0].unit_bytes < terms.unit_bytes < bounds[1].unit_bytes
     assert bounds[0].backward_s > terms.backward_s > bounds[1].backward_s
+
+
+def test_arrays_agree_with_the_judge(costs: BlockCosts) -> None:
+    cluster, job = planner.load_cluster("dgx-a100"), Job(16)
+    edges = ((0, 9, 27), (0, 14, 27), (0, 3, 27))
+    configurations = [
+        Configuration(
+            tuple(StageChoice(a, b, 1, True, layers=n) for a, b, n in zip(cut, cut[1:], pair, strict=False)),
+            1, 2, 8, "1f1b",
+        )
+        for cut in edges
+        for pair in ((0, 0), (1, 2), (3, 1), (12, 4))
+    ]  # fmt: skip
+    (figures,) = evaluate_many((costs,), cluster, job, configurations)
+    for index, configuration in enumerate(configurations):
+        judged = evaluate(costs, cluster, job, configuration)
+        assert figures.iteration_s[index] == pytest.approx(judged.iteration_s, rel=1e-12)
+        peak = max(worker.memory.total for worker in judged.workers)
+        assert figures.peak_bytes[index] == pytest.approx(peak, rel=1e-12)
 
 
 def test_a_number_of_layers_needs_recomputation_layer_by_layer(costs: BlockCosts) -> None:
