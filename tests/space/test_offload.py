@@ -199,3 +199,10 @@ def test_many_predictions_are_those_of_one() -> None:
         assert found.peak_bytes[number] == pytest.approx(one.fullest.memory.total)
     assert found.peak_bytes[1] < found.peak_bytes[0]
     assert "nothing to recompute or offload is called 'mpl'" in found.reasons[2]
+
+
+def test_plans_with_what_lies_in_the_host_have_the_groups_asked_for() -> None:
+    graph = planner.load_graph("llama3-8b", dims={"seq": 16_384})
+    job = Job(global_batch=16, tensor_parallel=(8,), backends=("megatron",))
+    plan = planner.plan(graph, planner.load_cluster("dgx-a100"), job)
+    assert {stage.ranks for stage in plan.configuration.stages} == {8}
