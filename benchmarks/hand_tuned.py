@@ -31,7 +31,7 @@ from planner.schedules import Pipeline, compile_orders, get
 from planner.sharding import Setting
 from planner.sharding.inner import NodePrices, inner_costs
 from planner.sharding.mesh import mesh_on
-from planner.sharding.resting import Boundary, StateBytes
+from planner.sharding.resting import BoundaryLayout, StateBytes
 from planner.sharding.sharded import sharded_costs
 from planner.space import BlockCosts, Configuration, Evaluation, StageChoice, evaluate, played_s
 from planner.space.blocks import update_s_per_element
@@ -157,7 +157,7 @@ def megatron_costs(
         micro_batches=max(1, what.global_batch // prices.micro_batch),
         forbidden=NOT_SPLIT,
     )
-    inner = inner_costs(chain, prices, setting, boundaries=(Boundary.REPLICATED,))
+    inner = inner_costs(chain, prices, setting, boundaries=(BoundaryLayout.REPLICATED,))
     # All weights are cut, that of the embedding too, though looking words up in a whole table would be faster.
     fastest = min(sharded_costs(inner), key=lambda c: (c.parameter_elements.sum(), c.totals))
     return sharded_block_costs(inner, fastest, update_s_per_element(cluster.devices[0], chosen, what.optimizer, 0.0), 1)

@@ -21,12 +21,12 @@ from planner.costs import profile
 from planner.hardware import Collective, collective_s, load_cluster, load_device
 from planner.importers import load_graph
 from planner.play import measure_schedule
-from planner.space.partition import Layers, recorded_layers
+from planner.space.partition import LayerDag, recorded_layers
 
 GIB = 2**30
 
 
-def _layers(folder: Path, name: str) -> Layers:
+def _layers(folder: Path, name: str) -> LayerDag:
     return recorded_layers(load_graph(folder / f"{name}.graph.txt"))
 
 

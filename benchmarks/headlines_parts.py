@@ -25,7 +25,7 @@ from benchmarks.headlines_recorded import (
 )
 from planner.exchange import Exchange
 from planner.space.terms import elements_of
-from planner.systems import Setting, System, get
+from planner.systems import System, SystemSetting, get
 from planner.systems.proposals import data_parallel
 from planner.systems.runner import bubble_of
 
@@ -70,13 +70,13 @@ class Parts:
         return self.ring_bytes / self.ring_s
 
 
-def _exchanged(bench: Setting, system: System, minibatch: int) -> tuple[Exchange, float]:
+def _exchanged(bench: SystemSetting, system: System, minibatch: int) -> tuple[Exchange, float]:
     """The exchange of data parallelism with minibatches of a size, and seconds of its step."""
     configuration = next(c for c in data_parallel(bench, system.scheme) if c.micro_batch == minibatch)
     return bench.exchange(configuration).exchange, bench.evaluate(configuration).iteration_s
 
 
-def _data_parallel(bench: Setting, minibatch: int) -> tuple[float, float, float, float, float]:
+def _data_parallel(bench: SystemSetting, minibatch: int) -> tuple[float, float, float, float, float]:
     """Bytes of a ring, work, ring alone, exposed, step."""
     exchange, step_s = _exchanged(bench, rings(), minibatch)
     costs = bench.costs(minibatch)

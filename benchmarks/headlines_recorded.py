@@ -21,7 +21,7 @@ from planner.space import Job, StageChoice
 from planner.space.cuts import balanced, stages_of
 from planner.space.pricer import Pricer
 from planner.space.subspaces import Limits
-from planner.systems import Proposal, Setting, System, decide, get
+from planner.systems import Proposal, System, SystemSetting, decide, get
 from planner.systems.bapipe import pipelines
 from planner.systems.pipedream import dealt
 from planner.systems.runner import JudgedProposal, judge
@@ -46,13 +46,15 @@ class Headline:
         return self.ours / self.published - 1
 
 
-def bench_of(folder: Path, name: str, cluster: Cluster, minibatch: int, *, parts: tuple[int, ...] = (1,)) -> Setting:
+def bench_of(
+    folder: Path, name: str, cluster: Cluster, minibatch: int, *, parts: tuple[int, ...] = (1,)
+) -> SystemSetting:
     """A recorded network on all devices of a cluster, a minibatch each, or parts of one as micro-batches."""
     graph = load_graph(folder / f"{name}.graph.txt", dims={"batch": RECORDED[name]})
     devices = cluster.device_count
     sizes = tuple(minibatch // k for k in parts)
     job = Job(minibatch * devices, precision="fp32", optimizer="momentum", micro_batches=sizes, devices=devices)
-    return Setting(Pricer(graph, cluster, job), cluster, job)
+    return SystemSetting(Pricer(graph, cluster, job), cluster, job)
 
 
 def rings() -> System:
@@ -60,25 +62,25 @@ def rings() -> System:
     return replace(get("data-parallel"), exchange="ring")
 
 
-def rings_s(setting: Setting) -> float:
+def rings_s(setting: SystemSetting) -> float:
     """Seconds of its step."""
     return decide(setting, rings()).iteration_s
 
 
-def _judged_s(setting: Setting, proposal: Proposal) -> float:
+def _judged_s(setting: SystemSetting, proposal: Proposal) -> float:
     """Seconds of a global batch, infinite where the proposal does not fit."""
     judged = judge(setting, proposal)
     return judged.iteration_s if isinstance(judged, JudgedProposal) else math.inf
 
 
-def two_stages_s(setting: Setting, minibatch: int) -> float:
+def two_stages_s(setting: SystemSetting, minibatch: int) -> float:
     """Seconds of as many minibatches as there are devices, under the best cut into all devices but one, and one."""
     most, blocks = setting.devices - 1, setting.blocks
     cuts = ((StageChoice(0, cut, most), StageChoice(cut, blocks, 1)) for cut in range(1, blocks))
     return min(_judged_s(setting, dealt(setting, get("pipedream"), cut, minibatch, "pipedream")) for cut in cuts)
 
 
-def straight_s(setting: Setting, minibatch: int) -> float:
+def straight_s(setting: SystemSetting, minibatch: int) -> float:
     """Seconds of as many minibatches as there are devices, in a line of balanced stages without replicas.
 
     Devices beyond the blocks of the network stay idle, as two did in the released configuration of GNMT-8 on twelve.
@@ -102,11 +104,11 @@ class Case:
     plan: str
     published: float
 
-    def bench(self, folder: Path) -> Setting:
+    def bench(self, folder: Path) -> SystemSetting:
         """The recorded network on the published cluster."""
         return bench_of(folder, self.name, load_cluster(self.hardware, nodes=self.nodes, stack="eager"), self.minibatch)
 
-    def planned_s(self, bench: Setting) -> float:
+    def planned_s(self, bench: SystemSetting) -> float:
         """Seconds of as many minibatches as there are devices, by the published plan."""
         by_plan = {"15-1": two_stages_s, "straight": straight_s}
         return by_plan[self.plan](bench, self.minibatch) if self.plan in by_plan else rings_s(bench)
@@ -138,7 +140,7 @@ def pipedream(folder: Path) -> Iterator[Headline]:
             yield Headline("PipeDream", case.text, case.published, ours, f"the plan found here: {shape}")
 
 
-def bapipe_benches(folder: Path) -> Iterator[tuple[str, str, int, Setting]]:
+def bapipe_benches(folder: Path) -> Iterator[tuple[str, str, int, SystemSetting]]:
     """Network, where its four devices stand, minibatch of a device, and the bench. The publication names none."""
     clusters = (("on PCIe", load_cluster("v100-pcie-4")), ("over 25 Gb/s", load_cluster("ethernet-25g", nodes=4)))
     for where, cluster in clusters:
@@ -148,7 +150,7 @@ def bapipe_benches(folder: Path) -> Iterator[tuple[str, str, int, Setting]]:
                 yield name, where, minibatch, bench_of(folder, name, cluster, minibatch, parts=parts)
 
 
-def balanced_pipeline(setting: Setting) -> JudgedProposal:
+def balanced_pipeline(setting: SystemSetting) -> JudgedProposal:
     """BaPipe's fastest pipeline over all devices, whether data parallelism is faster or not."""
     limits = get("bapipe").limits or Limits()
     every = (judge(setting, Proposal((c,))) for size in setting.sizes for c in pipelines(setting, limits, size))
@@ -167,7 +169,7 @@ def bapipe(folder: Path) -> Iterator[Headline]:
             yield Headline("BaPipe", what, 3.2, max(1.0, ratio), assumed)
 
 
-def byteps_benches(folder: Path, machines: int) -> Iterator[tuple[str, float, Setting]]:
+def byteps_benches(folder: Path, machines: int) -> Iterator[tuple[str, float, SystemSetting]]:
     """Network, published gain over rings, and the bench of machines of 8 V100 on 20 Gb/s, 64 samples a device."""
     cluster = load_cluster("p3.16xlarge", nodes=machines)
     inner, outer = cluster.levels

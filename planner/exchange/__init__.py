@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from planner.exchange.fabric import Fabric as Fabric
 from planner.exchange.fabric import LinkBytes as LinkBytes
+from planner.exchange.fabric import PortTraffic as PortTraffic
 from planner.exchange.fabric import Servers as Servers
-from planner.exchange.fabric import Traffic as Traffic
 from planner.exchange.fabric import fabric_of as fabric_of
 from planner.exchange.recipe import GATHERED_UNITS as GATHERED_UNITS
 from planner.exchange.recipe import Content as Content

@@ -39,7 +39,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from planner.exchange import SCHEMES
-from planner.exchange.fabric import Fabric, Traffic, nothing, rank_traffic
+from planner.exchange.fabric import Fabric, PortTraffic, nothing, rank_traffic
 from planner.exchange.recipe import SUMMED, Content, ExchangeStep, Group, Phase, Recipe, groups_of, step_terms
 from planner.exchange.scheme import MEGABYTE, Bucket, Leg, Message, MessagePlan, Scheme, dense_note, pack, part_of
 from planner.exchange.servers import Inside, MachineSum, machine_sum
@@ -101,7 +101,7 @@ def _single_level(fabric: Fabric) -> bool:
 
 def step_traffic(
     fabric: Fabric, step: ExchangeStep, algorithm: str = "ring", members: np.ndarray | None = None
-) -> Traffic:
+) -> PortTraffic:
     """Bytes through every port when a step moves one byte of payload; a scatter or a gather is half an all-reduce.
 
     Args:
@@ -236,7 +236,7 @@ class InNetwork(Scheme):
         traffic = unit if self.inside else unit + inside.traffic + inside.traffic.turned()
         return MessagePlan(messages, traffic * step.gradient_bytes, notes=dense_note(step))
 
-    def _through_switches(self, fabric: Fabric) -> Traffic:
+    def _through_switches(self, fabric: Fabric) -> PortTraffic:
         """Traffic of one byte out and in through every port of a level whose switches add."""
         traffic = nothing(fabric)
         for level in self._switched(fabric):
@@ -244,7 +244,7 @@ class InNetwork(Scheme):
             traffic.out_bytes[used] = traffic.in_bytes[used] = 1.0
         return traffic
 
-    def _message(self, bucket: Bucket, unit: Traffic, inside: MachineSum) -> Message:
+    def _message(self, bucket: Bucket, unit: PortTraffic, inside: MachineSum) -> Message:
         """The message of a bucket: one copy through the ports of each level, a start-up time up and one down."""
         levels = unit.fabric.cluster.levels
         latency_s = sum(2 * levels[i].latency_s for i in self._switched(unit.fabric))

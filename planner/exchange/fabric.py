@@ -3,7 +3,7 @@
 A port connects one child of a level to that level, as in `planner.hardware.collectives`: a device to the innermost
 level, a machine to the network, and so on. Traffic inside a machine passes the ports of the machine's own levels;
 traffic between machines is counted from the machine's network port outward, because a machine's servers and network
-cards are attached to its host. `Traffic` counts bytes through the ports.
+cards are attached to its host. `PortTraffic` counts bytes through the ports.
 """
 
 from __future__ import annotations
@@ -237,22 +237,22 @@ class LinkBytes:
 
 
 @dataclass(frozen=True)
-class Traffic:
+class PortTraffic:
     """Bytes through every port of a fabric in one step, float64 [ports] each direction."""
 
     fabric: Fabric
     out_bytes: np.ndarray
     in_bytes: np.ndarray
 
-    def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(self.fabric, self.out_bytes + other.out_bytes, self.in_bytes + other.in_bytes)
+    def __add__(self, other: PortTraffic) -> PortTraffic:
+        return PortTraffic(self.fabric, self.out_bytes + other.out_bytes, self.in_bytes + other.in_bytes)
 
-    def __mul__(self, factor: float) -> Traffic:
-        return Traffic(self.fabric, self.out_bytes * factor, self.in_bytes * factor)
+    def __mul__(self, factor: float) -> PortTraffic:
+        return PortTraffic(self.fabric, self.out_bytes * factor, self.in_bytes * factor)
 
-    def turned(self) -> Traffic:
+    def turned(self) -> PortTraffic:
         """The same bytes in the other direction."""
-        return Traffic(self.fabric, self.in_bytes, self.out_bytes)
+        return PortTraffic(self.fabric, self.in_bytes, self.out_bytes)
 
     def busy_s(self, efficiency: float = 1.0, server_byte_per_s: float = math.inf) -> np.ndarray:
         """Seconds that it keeps every port busy (`Fabric.busy_s`), float64 [2 ports]."""
@@ -290,12 +290,14 @@ class Traffic:
         )
 
 
-def nothing(fabric: Fabric) -> Traffic:
+def nothing(fabric: Fabric) -> PortTraffic:
     """No traffic."""
-    return Traffic(fabric, np.zeros(len(fabric.ports)), np.zeros(len(fabric.ports)))
+    return PortTraffic(fabric, np.zeros(len(fabric.ports)), np.zeros(len(fabric.ports)))
 
 
-def rank_traffic(fabric: Fabric, source: np.ndarray, target: np.ndarray, byte_counts: np.ndarray | float) -> Traffic:
+def rank_traffic(
+    fabric: Fabric, source: np.ndarray, target: np.ndarray, byte_counts: np.ndarray | float
+) -> PortTraffic:
     """Traffic of flows between ranks, given by their positions in `fabric.ranks`; O(flows * levels)."""
     ranks = np.asarray(fabric.ranks)
     counts = np.broadcast_to(np.asarray(byte_counts, dtype=np.float64), source.shape)
@@ -308,10 +310,10 @@ def rank_traffic(fabric: Fabric, source: np.ndarray, target: np.ndarray, byte_co
             crossing &= same_machine
         np.add.at(out_bytes, fabric.rank_ports[level, source[crossing]], counts[crossing])
         np.add.at(in_bytes, fabric.rank_ports[level, target[crossing]], counts[crossing])
-    return Traffic(fabric, out_bytes, in_bytes)
+    return PortTraffic(fabric, out_bytes, in_bytes)
 
 
-def push_traffic(fabric: Fabric, shares: np.ndarray) -> Traffic:
+def push_traffic(fabric: Fabric, shares: np.ndarray) -> PortTraffic:
     """Traffic when every machine of the group sends `shares[e]` bytes to each endpoint e but itself.
 
     Data for a server on the same machine passes no port. O(endpoints * network levels).
@@ -327,10 +329,10 @@ def push_traffic(fabric: Fabric, shares: np.ndarray) -> Traffic:
         np.add.at(machines, row[:count], 1.0)
         out_bytes += machines * (total - held) * (machines > 0)
         in_bytes += held * (count - machines)
-    return Traffic(fabric, out_bytes, in_bytes)
+    return PortTraffic(fabric, out_bytes, in_bytes)
 
 
-def spread_traffic(fabric: Fabric, held_bytes: np.ndarray) -> Traffic:
+def spread_traffic(fabric: Fabric, held_bytes: np.ndarray) -> PortTraffic:
     """Traffic when every rank pushes what it holds to servers on all machines and pulls as much, in equal shards.
 
     Of the B_i bytes that the ranks of machine i hold, each of N machines serves a part: machine i pushes B_i / N to
@@ -352,4 +354,4 @@ def spread_traffic(fabric: Fabric, held_bytes: np.ndarray) -> Traffic:
         crossing = np.where(row[:, None] != row[None, :], flows, 0.0)
         np.add.at(out_bytes, row, crossing.sum(axis=1))
         np.add.at(in_bytes, row, crossing.sum(axis=0))
-    return Traffic(fabric, out_bytes, in_bytes)
+    return PortTraffic(fabric, out_bytes, in_bytes)

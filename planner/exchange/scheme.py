@@ -23,7 +23,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 
 from planner.errors import UsageError
-from planner.exchange.fabric import Fabric, Servers, Traffic, nothing
+from planner.exchange.fabric import Fabric, PortTraffic, Servers, nothing
 from planner.exchange.recipe import SUMMED, Recipe, rank_part
 from planner.exchange.types import Exchange, MemoryFactors, Staleness, Step, Variable
 from planner.registry import name_with_options
@@ -193,7 +193,7 @@ class MessagePlan:
     """
 
     messages: tuple[Message, ...]
-    traffic: Traffic
+    traffic: PortTraffic
     placements: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 

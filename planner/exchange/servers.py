@@ -25,7 +25,7 @@ import numpy as np
 
 from planner.errors import UsageError
 from planner.exchange import SCHEMES
-from planner.exchange.fabric import HOST_SUM_BYTE_PER_S, Fabric, Traffic, nothing, push_traffic, rank_traffic
+from planner.exchange.fabric import HOST_SUM_BYTE_PER_S, Fabric, PortTraffic, nothing, push_traffic, rank_traffic
 from planner.exchange.recipe import Content, ElementBytes, ExchangeStep, Group, Recipe
 from planner.exchange.scheme import Bucket, Leg, Message, MessagePlan, Scheme, dense_note, part_of
 from planner.exchange.types import MemoryFactors, Step
@@ -60,7 +60,7 @@ class MachineSum:
     groups: tuple[tuple[np.ndarray, Terms], ...]
     copy_s_per_byte: np.ndarray
     latency_s: float
-    traffic: Traffic
+    traffic: PortTraffic
 
     def legs(self, push_bytes: float, pull_bytes: float) -> tuple[Leg, Leg]:
         """The leg before the network and the leg after it; a gather costs as much as the scatter."""
@@ -116,7 +116,7 @@ def _scatter(fabric: Fabric, positions: np.ndarray, levels: list[int]) -> tuple[
     return np.concatenate([ports, ports + len(fabric.ports)]), terms
 
 
-def _ring(fabric: Fabric, groups: list[np.ndarray]) -> Traffic:
+def _ring(fabric: Fabric, groups: list[np.ndarray]) -> PortTraffic:
     """Traffic of a reduce-scatter of one byte around a ring in each group."""
     rings = [g for g in groups if len(g) > 1]
     if not rings:
@@ -127,7 +127,7 @@ def _ring(fabric: Fabric, groups: list[np.ndarray]) -> Traffic:
     return rank_traffic(fabric, source, target, counts)
 
 
-def _to_card(fabric: Fabric, card_ranks: int) -> Traffic:
+def _to_card(fabric: Fabric, card_ranks: int) -> PortTraffic:
     """Traffic of the shards of one byte to the first ranks of each machine, which are beside the network card."""
     sources, targets, counts = [], [], []
     for positions in _split(fabric, fabric.node_size):
@@ -300,7 +300,7 @@ class ThroughServers(Scheme):
             total = total + there * pushed + there.turned() * pulled
         return MessagePlan(tuple(messages), total, placements(sendings))
 
-    def _legs(self, push: float, pull: float, unit: Traffic, inside: MachineSum) -> tuple[Leg, ...]:
+    def _legs(self, push: float, pull: float, unit: PortTraffic, inside: MachineSum) -> tuple[Leg, ...]:
         """The legs of a message, without those that keep no port busy."""
         before, after = inside.legs(push, pull)
         busy = (

@@ -17,7 +17,7 @@ from planner.exchange.recipe import PayloadBytes
 from planner.graph import Graph, TensorKind
 
 if TYPE_CHECKING:
-    from planner.exchange.fabric import Traffic
+    from planner.exchange.fabric import PortTraffic
     from planner.exchange.scheme import Message
 
 
@@ -169,7 +169,7 @@ class Exchange:
     scheme: str
     seconds: float
     exposed_s: float
-    traffic: Traffic
+    traffic: PortTraffic
     memory: MemoryFactors
     staleness: Staleness
     transfers: tuple[tuple[Message, float], ...]

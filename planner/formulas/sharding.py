@@ -23,8 +23,8 @@ from planner.sharding import Part, StateBytes, WeightChoice
 from planner.sharding.named_layout import (
     LayoutAnswer,
     NamedOperation,
+    NamedProgram,
     NamedTensor,
-    Program,
     assignments,
     best_layout,
     peak_bytes,
@@ -395,7 +395,7 @@ def mesh_tensorflow_assignments(dims: int, mesh_dims: int) -> int:
     return sum(1 for _ in assignments([f"d{i}" for i in range(dims)], [f"m{i}" for i in range(mesh_dims)]))
 
 
-def named_program(equations: str | Sequence[str], sizes: Mapping[str, int], item_bytes: float = 4.0) -> Program:
+def named_program(equations: str | Sequence[str], sizes: Mapping[str, int], item_bytes: float = 4.0) -> NamedProgram:
     """A program of einsums over named dimensions; see `mesh_tensorflow_layout`.
 
     >>> program = formulas.named_program(["x:ab,bc->y:ac", "y:ac,cd->ad"], dict.fromkeys("abcd", 2))
@@ -421,4 +421,4 @@ def named_program(equations: str | Sequence[str], sizes: Mapping[str, int], item
             tensors.setdefault(name, NamedTensor(name, tuple(dims), tuple(sizes[d] for d in dims), item_bytes))
             names.append(name)
         operations.append(NamedOperation(tuple(names[:-1]), (names[-1],)))
-    return Program(tuple(tensors.values()), tuple(operations))
+    return NamedProgram(tuple(tensors.values()), tuple(operations))

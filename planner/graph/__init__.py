@@ -1,7 +1,7 @@
 """The model as a DAG of operators over named tensors: types, order, cuts and blocks."""
 
-from planner.graph.blocks import Block as Block
 from planner.graph.blocks import Chain as Chain
+from planner.graph.blocks import ChainBlock as ChainBlock
 from planner.graph.blocks import build_chain as build_chain
 from planner.graph.blocks import crossing_bytes as crossing_bytes
 from planner.graph.blocks import depth_first_order as depth_first_order

@@ -27,7 +27,7 @@ _LAYER = re.compile(r"^(.*?(?:^|\.)\d+)(?:\.|$)")
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class ChainBlock:
     """Neighbouring nodes of a chain that always stay together.
 
     Attributes:
@@ -55,7 +55,7 @@ class Chain:
     """
 
     graph: Graph
-    blocks: tuple[Block, ...]
+    blocks: tuple[ChainBlock, ...]
     duplicated: tuple[int, ...]
 
     @functools.cached_property
@@ -154,7 +154,7 @@ def build_chain(graph: Graph) -> Chain:
         uses[list(nodes)] += 1
     names = _names([_block_layer(graph, nodes) for nodes in members])
     blocks = tuple(
-        Block(name, nodes, reads, structural_hash(graph, (*reads, *nodes)))
+        ChainBlock(name, nodes, reads, structural_hash(graph, (*reads, *nodes)))
         for name, nodes, reads in zip(names, members, sides, strict=True)
     )
     return Chain(graph, blocks, tuple(int(i) for i in np.flatnonzero(uses > 1)))

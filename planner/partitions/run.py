@@ -37,7 +37,7 @@ from planner.partitions.plan_file import (
 )
 from planner.plans.diff import Change, changed_values
 from planner.solvers.partition import AUTO, Progress, Result, solve_partition
-from planner.space.partition import PartitionProblem, Verdict
+from planner.space.partition import PartitionProblem, PartitionVerdict
 
 
 def partition(
@@ -300,7 +300,7 @@ def _instance_findings(plan: PartitionPlan, instance: Instance) -> list[Partitio
     return findings
 
 
-def judged(plan: PartitionPlan, instance: Instance) -> Verdict:
+def judged(plan: PartitionPlan, instance: Instance) -> PartitionVerdict:
     """The judge's verdict on a plan's decision on its instance.
 
     Raises:

@@ -40,8 +40,7 @@ from planner.schedules import Action, ActionKind, OrderError, Work
 from planner.schedules.compiling import compile_orders
 from planner.schedules.custom_orders import check_numbers
 from planner.schedules.held import lent_bytes, own_bytes
-from planner.sharding import Boundary as Treatment
-from planner.sharding import canonical_layout, collective_uses, evaluate, layout_text
+from planner.sharding import BoundaryLayout, canonical_layout, collective_uses, evaluate, layout_text
 from planner.sharding.problem import Choice
 from planner.space.limits import forbidden_choices
 from planner.space.workers import lay_workers
@@ -451,7 +450,7 @@ def _between(plan: Plan, rebuilt: RebuiltSharding) -> Iterator[Finding]:
     """
     graph, sharding = rebuilt.graph, rebuilt.sharding
     free, known = "free" in sharding.boundaries, dict[str, tuple[str, str]]()
-    treatment = tuple(Treatment(each) for each in sharding.boundaries)
+    treatment = tuple(BoundaryLayout(each) for each in sharding.boundaries)
     side = {key for group in plan.duplicated for key in group.nodes}
     for stage in (stage for stage in plan.stages if stage.sharding == sharding.name):
         for block, entry, names in plan.sharded_blocks(stage.index):

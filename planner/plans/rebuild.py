@@ -33,6 +33,7 @@ from planner.plans.words import significant
 from planner.schedules import WeightPolicy
 from planner.sharding import (
     Boundaries,
+    BoundaryLayout,
     Mesh,
     Options,
     Setting,
@@ -50,7 +51,6 @@ from planner.sharding import (
     roles_of,
     strategies,
 )
-from planner.sharding import Boundary as Treatment
 from planner.sharding.problem import Choice, GraphFacts
 from planner.space.configuration import Configuration, StageChoice
 from planner.space.jobs import experts_of_row
@@ -245,7 +245,7 @@ def _price_shardings(plan: Plan, graph: Graph, pricer: Pricer) -> list[BlockCost
         for stage in (stage for stage in plan.stages if stage.sharding == sharding.name):
             for block, entry, names in plan.sharded_blocks(stage.index):
                 decisions[block] = {renamed(name, names): choice for name, choice in decision_of[id(entry)].items()}
-        boundary: Boundaries = tuple(map(Treatment, sharding.boundaries))
+        boundary: Boundaries = tuple(map(BoundaryLayout, sharding.boundaries))
         mesh = rebuilt.mesh.axes
         priced.append(pricer.decided(plan.micro_batches.size, mesh, boundary, decisions))
     return priced

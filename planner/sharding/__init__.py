@@ -41,7 +41,7 @@ from planner.sharding.reshard import ReshardStep as ReshardStep
 from planner.sharding.reshard import reshard as reshard
 from planner.sharding.reshard import reshard_table as reshard_table
 from planner.sharding.resting import Boundaries as Boundaries
-from planner.sharding.resting import Boundary as Boundary
+from planner.sharding.resting import BoundaryLayout as BoundaryLayout
 from planner.sharding.resting import StateBytes as StateBytes
 from planner.sharding.resting import TensorChoice as TensorChoice
 from planner.sharding.resting import WeightChoice as WeightChoice

@@ -25,7 +25,7 @@ from planner.sharding.block_search import BlockPoints
 from planner.sharding.inner_points import BlockProblem, BlockView, InnerPoint, Sizes
 from planner.sharding.mesh import Mesh
 from planner.sharding.problem import GraphFacts, Setting, WorkSeconds
-from planner.sharding.resting import Boundaries, Boundary, variants
+from planner.sharding.resting import Boundaries, BoundaryLayout, variants
 
 
 def seconds_key(setting: Setting, members: Sequence[int], shares: Iterable[tuple[float, int]]) -> bytes:
@@ -61,7 +61,7 @@ class NodePrices(Protocol):
         """By node, the storages that it keeps for backward."""
 
 
-BOUNDARIES = (Boundary.REPLICATED, Boundary.SEQUENCE, Boundary.BATCH)
+BOUNDARIES = (BoundaryLayout.REPLICATED, BoundaryLayout.SEQUENCE, BoundaryLayout.BATCH)
 """Layouts of the tensors between blocks that may be tried."""
 
 
@@ -232,7 +232,7 @@ def inner_costs(
     prices: NodePrices,
     setting: Setting,
     *,
-    boundaries: Sequence[Boundary] = BOUNDARIES,
+    boundaries: Sequence[BoundaryLayout] = BOUNDARIES,
     cache: InnerCache | None = None,
 ) -> InnerCosts:
     """Shard every block of a chain on a mesh.

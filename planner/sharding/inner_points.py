@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.errors import InfeasibleError
-from planner.graph import Block, Chain, Graph
+from planner.graph import Chain, ChainBlock, Graph
 from planner.operators import kept_pairs
 from planner.sharding.formulate import formulate
 from planner.sharding.judge import Communication, evaluate
@@ -99,7 +99,7 @@ class BlockView:
         return BlockView(members, inputs, outputs, names)
 
     def key(
-        self, block: Block, graph: Graph, facts: GraphFacts, trained: Mapping[str, Sequence[tuple[str, int]]]
+        self, block: ChainBlock, graph: Graph, facts: GraphFacts, trained: Mapping[str, Sequence[tuple[str, int]]]
     ) -> tuple[object, ...]:
         """A key that is equal for blocks with equal problems, but for the seconds of operators (`RoundedPrices`).
 

@@ -49,7 +49,7 @@ class NamedOperation:
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class NamedProgram:
     """A program over named tensors, its operations in a topological order."""
 
     tensors: tuple[NamedTensor, ...]
@@ -79,7 +79,7 @@ def assignments(dims: Sequence[str], axes: Sequence[str]) -> Iterator[dict[str, 
                 yield dict(zip(split_dims, split_axes, strict=True))
 
 
-def schedule(program: Program) -> tuple[int, ...]:
+def schedule(program: NamedProgram) -> tuple[int, ...]:
     """The order of a greedy list scheduler: next the ready operation after which the fewest bytes are alive.
 
     Complexity: O(operands), and for each operation O(operands of those that are ready), which are few.
@@ -112,13 +112,13 @@ def schedule(program: Program) -> tuple[int, ...]:
     return tuple(done)
 
 
-def fed(program: Program) -> tuple[str, ...]:
+def fed(program: NamedProgram) -> tuple[str, ...]:
     """Tensors that no operation writes; they are always in memory."""
     results = {name for op in program.operations for name in op.outputs}
     return tuple(t.name for t in program.tensors if t.name not in results)
 
 
-def alive(program: Program, order: Sequence[int]) -> list[frozenset[str]]:
+def alive(program: NamedProgram, order: Sequence[int]) -> list[frozenset[str]]:
     """Results in memory while each scheduled operation runs: from their writer to their last reader."""
     results = {name for op in program.operations for name in op.outputs}
     last_use: dict[str, int] = {}
@@ -137,7 +137,7 @@ def alive(program: Program, order: Sequence[int]) -> list[frozenset[str]]:
     return alive_at
 
 
-def peak_bytes(program: Program, mesh: Mapping[str, int], assignment: Assignment) -> float:
+def peak_bytes(program: NamedProgram, mesh: Mapping[str, int], assignment: Assignment) -> float:
     """Peak bytes that a rank holds over the schedule."""
     held = {
         t.name: t.item_bytes * math.prod(t.sizes) / math.prod(mesh[assignment[d]] for d in t.dims if d in assignment)
@@ -147,7 +147,7 @@ def peak_bytes(program: Program, mesh: Mapping[str, int], assignment: Assignment
     return sum(held[n] for n in fed(program)) + peak
 
 
-def _groups(program: Program) -> set[tuple[str, ...]]:
+def _groups(program: NamedProgram) -> set[tuple[str, ...]]:
     """Sets of dimensions of which no two may share an axis: those of each tensor and of each operation."""
     tensors = {t.name: t for t in program.tensors}
     groups = {tuple(sorted(set(t.dims))) for t in program.tensors}
@@ -156,7 +156,7 @@ def _groups(program: Program) -> set[tuple[str, ...]]:
     return groups
 
 
-def best_layout(program: Program, mesh: Mapping[str, int], *, unsplittable: Collection[str] = ()) -> LayoutAnswer:
+def best_layout(program: NamedProgram, mesh: Mapping[str, int], *, unsplittable: Collection[str] = ()) -> LayoutAnswer:
     """The layout with the least peak bytes, of these the one with the most splits, by CP-SAT.
 
     Args:
@@ -178,7 +178,7 @@ class _Model:
     The assignments of a tensor add up to the axes of its dimensions, which keeps the linear relaxation tight.
     """
 
-    def __init__(self, program: Program, mesh: Mapping[str, int], unsplittable: Collection[str]) -> None:
+    def __init__(self, program: NamedProgram, mesh: Mapping[str, int], unsplittable: Collection[str]) -> None:
         from ortools.sat.python import cp_model
 
         self.program, self.mesh, self.axes = program, mesh, list(mesh)

@@ -158,7 +158,7 @@ def weight_choices(
     return tuple(choices)
 
 
-class Boundary(StrEnum):
+class BoundaryLayout(StrEnum):
     """Layout of the tensors between two blocks on one mesh axis."""
 
     REPLICATED = "replicated"
@@ -171,15 +171,15 @@ class Boundary(StrEnum):
     """A search over the full graph chooses each layout; must hold for all axes or for none."""
 
 
-Boundaries = tuple[Boundary, ...]
+Boundaries = tuple[BoundaryLayout, ...]
 """One for each mesh axis, outermost first."""
 
 
-def _part(tensor: Tensor, boundary: Boundary) -> Part:
+def _part(tensor: Tensor, boundary: BoundaryLayout) -> Part:
     rank = len(tensor.shape)
-    if boundary is Boundary.SEQUENCE and rank == 3:
+    if boundary is BoundaryLayout.SEQUENCE and rank == 3:
         return Part(1)
-    return Part(0) if boundary is Boundary.BATCH and rank > 1 else REPLICATED
+    return Part(0) if boundary is BoundaryLayout.BATCH and rank > 1 else REPLICATED
 
 
 def canonical_layout(
@@ -198,7 +198,7 @@ def canonical_layout(
     Raises:
         UsageError: a boundary is free: the layout does not follow from the shape.
     """
-    if Boundary.FREE in boundaries:
+    if BoundaryLayout.FREE in boundaries:
         raise UsageError(f"where {tensor.name!r} lies between blocks is free", hint="ask the sharding that places it")
     parts = [REPLICATED] * len(sizes)
     for axis, (boundary, size) in enumerate(zip(boundaries, sizes, strict=True)):
@@ -209,13 +209,13 @@ def canonical_layout(
     return tuple(parts)
 
 
-_DEALT = {AxisRole.CONTEXT: Boundary.SEQUENCE, AxisRole.EXPERT: Boundary.BATCH}
+_DEALT = {AxisRole.CONTEXT: BoundaryLayout.SEQUENCE, AxisRole.EXPERT: BoundaryLayout.BATCH}
 """Boundaries on axes that deal out steps or samples."""
 
 
 def variants(
     tensors: Iterable[Tensor],
-    allowed: Sequence[Boundary],
+    allowed: Sequence[BoundaryLayout],
     sizes: Sequence[int],
     *,
     padded: bool = False,
@@ -225,8 +225,8 @@ def variants(
 
     Axes that deal out steps or samples have one boundary. FREE counts only if nothing else is allowed.
     """
-    if tuple(allowed) == (Boundary.FREE,):
-        return ((Boundary.FREE,) * len(sizes),)
+    if tuple(allowed) == (BoundaryLayout.FREE,):
+        return ((BoundaryLayout.FREE,) * len(sizes),)
     by_axis = [(_DEALT[role],) if role.deals else allowed for role in roles or (AxisRole.TENSOR,) * len(sizes)]
     tensor_of_shape = {tensor.shape: tensor for tensor in tensors}
     boundaries_by_layouts: dict[tuple[TensorLayout, ...], Boundaries] = {}

@@ -19,7 +19,7 @@ from planner.sharding.inner import InnerCosts, trained_parameters
 from planner.sharding.inner_points import InnerPoint, point
 from planner.sharding.layout import REPLICATED, TensorLayout
 from planner.sharding.problem import Choice, rest_of
-from planner.sharding.resting import Boundaries, Boundary, canonical_layout
+from planner.sharding.resting import Boundaries, BoundaryLayout, canonical_layout
 
 COARSE = (1e-9, 0.05, 0.5, 1000.0)
 """Prices of memory: the bytes of the fastest choice of all blocks cost this many times its seconds."""
@@ -243,7 +243,7 @@ def decided_costs(costs: InnerCosts, decisions: Sequence[Mapping[str, Choice] | 
         if key not in point_of:
             point_of[key] = point(block, boundary, part)
         picked.append(point_of[key])
-    free = Boundary.FREE in boundary
+    free = BoundaryLayout.FREE in boundary
     layouts = _decided_layouts(costs, decisions) if free else canonical_layouts(costs, boundary)
     filled = _filled(costs, picked)
     return _arrays(costs, boundary, layouts, filled)

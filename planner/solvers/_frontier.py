@@ -12,7 +12,7 @@ import numpy as np
 
 from planner.exchange import Phase, recipe_of
 from planner.hardware.types import Cluster
-from planner.solvers._objectives import Objective
+from planner.solvers._objectives import TimeObjective
 from planner.solvers._relaxation import FeasibilityTest
 from planner.solvers.critical_path import BoundedProblem
 from planner.space.formulate import ALL_DIVISORS_UP_TO, Formulator
@@ -154,7 +154,7 @@ class Frontier:
         formulator: Formulator,
         cluster: Cluster,
         job: Job,
-        objective: Objective,
+        objective: TimeObjective,
         priced: Sequence[BlockCosts],
         unpriced: Floors = (),
         refine: Callable[[int, FloorKey], Refinement | None] | None = None,

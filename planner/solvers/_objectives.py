@@ -90,7 +90,7 @@ class NewStage:
     filling: np.ndarray
 
 
-class Objective(Protocol):
+class TimeObjective(Protocol):
     """An iteration time to minimise; monotone in the times of prefixes and suffixes."""
 
     @property

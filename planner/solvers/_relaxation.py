@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.solvers._objectives import NewStage, Objective, Prefix
+from planner.solvers._objectives import NewStage, Prefix, TimeObjective
 from planner.solvers._stages import StagePrices
 from planner.space.formulate import warm_up_tables
 from planner.space.problem import StageProblem
@@ -33,7 +33,7 @@ class Relaxation:
             bounds hold for any number of stages.
     """
 
-    objective: Objective
+    objective: TimeObjective
     path_s: np.ndarray
     delay_s: np.ndarray
     slowest_s: np.ndarray
@@ -49,7 +49,7 @@ class Relaxation:
         return Prefix(self.path_s[key], self.delay_s[key], self.slowest_s[key])
 
 
-def band(problem: StageProblem, objective: Objective, cutoff_s: float) -> tuple[np.ndarray, np.ndarray]:
+def band(problem: StageProblem, objective: TimeObjective, cutoff_s: float) -> tuple[np.ndarray, np.ndarray]:
     """int64 [n + 1] each: fewest and most devices before a cut at p that a cutoff allows, by compute alone; O(n)."""
     total = float(problem.least_s[-1])
     if math.isinf(cutoff_s):
@@ -69,7 +69,7 @@ _MOST_COUNTED = 4_000_000
 """Most entries of a table of bounds by number of stages; where there were more, bounds hold for any number."""
 
 
-def relax(problem: StageProblem, prices: StagePrices, objective: Objective, cutoff_s: float) -> Relaxation:
+def relax(problem: StageProblem, prices: StagePrices, objective: TimeObjective, cutoff_s: float) -> Relaxation:
     """Bounds for decisions faster than the cutoff; O(R n^2 W C) at most, far less under a tight cutoff.
 
     Stages are counted where the problem allows certain numbers of them and these do not follow from the devices, which
@@ -89,7 +89,7 @@ def relax(problem: StageProblem, prices: StagePrices, objective: Objective, cuto
 
 
 def _relaxed(
-    problem: StageProblem, prices: StagePrices, objective: Objective, cutoff_s: float, count: int
+    problem: StageProblem, prices: StagePrices, objective: TimeObjective, cutoff_s: float, count: int
 ) -> Relaxation:
     """Bounds by the number of stages before each cut, up to `count`; for any number if it is 0."""
     n, width = problem.blocks, problem.slice_devices
@@ -114,7 +114,7 @@ def _relaxed(
     return Relaxation(objective, parts.path_s, parts.delay_s, parts.slowest_s)
 
 
-def longest(problem: StageProblem, objective: Objective, cutoff_s: float) -> np.ndarray:
+def longest(problem: StageProblem, objective: TimeObjective, cutoff_s: float) -> np.ndarray:
     """int64 [R, n], end (exclusive) of the longest stage from block i with replicas[o] that stays below a cutoff."""
     stops = np.full((len(problem.replicas), problem.blocks), problem.blocks)
     if math.isinf(cutoff_s):
@@ -161,7 +161,7 @@ class _Pruning:
         cutoff_s: decisions at or above it are ignored, in seconds.
     """
 
-    objective: Objective
+    objective: TimeObjective
     most: np.ndarray
     passing: np.ndarray
     stops: np.ndarray
@@ -262,7 +262,7 @@ class FeasibilityTest:
     """
 
     needs: StageNeeds
-    objective: Objective
+    objective: TimeObjective
     schedule: str
     devices: int
     micro_batches: int

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from planner.errors import ShardplanError
 from planner.solvers._labels import LabelSearch, Stages
-from planner.solvers._objectives import ClosedForm, Objective
+from planner.solvers._objectives import ClosedForm, TimeObjective
 from planner.solvers._relaxation import Relaxation, relax
 from planner.solvers._stages import StagePrices, split, stage_prices
 from planner.solvers.types import Judge, Measure, Solution
@@ -75,7 +75,7 @@ most by which the first decision may exceed the minimum."""
 def minimise(
     problem: StageProblem,
     prices: StagePrices,
-    objective: Objective,
+    objective: TimeObjective,
     cutoff_s: float,
     keep: int,
     relaxed: Relaxation | None = None,

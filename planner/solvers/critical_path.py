@@ -22,7 +22,7 @@ from planner.space.types import Configuration, Evaluation
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class ProblemPart:
     """A part of a problem (`split`), at some level of splitting.
 
     Attributes:
@@ -38,11 +38,11 @@ class Part:
     relaxation: Relaxation
 
     @staticmethod
-    def below(cutoff_s: float, problem: StageProblem, path: tuple[int, ...] = ()) -> list[Part]:
+    def below(cutoff_s: float, problem: StageProblem, path: tuple[int, ...] = ()) -> list[ProblemPart]:
         """The part with its relaxation, alone in a list; empty if none of its decisions is below a cutoff."""
         prices = stage_prices(problem)
         relaxation = relax(problem, prices, LongestChain(), cutoff_s)
-        return [Part(problem, path, prices, relaxation)] if relaxation.bound_s < cutoff_s else []
+        return [ProblemPart(problem, path, prices, relaxation)] if relaxation.bound_s < cutoff_s else []
 
     @functools.cached_property
     def parts(self) -> tuple[StageProblem, ...]:
@@ -61,7 +61,7 @@ class BoundedProblem:
     """
 
     problem: StageProblem
-    parts: list[Part]
+    parts: list[ProblemPart]
     cutoff_s: float
 
     @property
@@ -75,10 +75,10 @@ class BoundedProblem:
         The bound stays valid if, under that schedule, no stage keeps fewer micro-batches or has more forwards left to
         run while it waits for the first gradient.
         """
-        parts = [Part(_part_at(problem, p.path), p.path, p.prices, p.relaxation) for p in self.parts]
+        parts = [ProblemPart(_part_at(problem, p.path), p.path, p.prices, p.relaxation) for p in self.parts]
         return BoundedProblem(problem, parts, self.cutoff_s)
 
-    def lowest(self, cutoff_s: float, enough_s: float = math.inf) -> Part | None:
+    def lowest(self, cutoff_s: float, enough_s: float = math.inf) -> ProblemPart | None:
         """The part with the lowest bound, after others were split until it is one that `split` does not divide.
 
         Args:
@@ -94,17 +94,17 @@ class BoundedProblem:
                 return part
             self.parts.remove(part)
             for number, inner in enumerate(part.parts):
-                self.parts += Part.below(self.cutoff_s, inner, (*part.path, number))
+                self.parts += ProblemPart.below(self.cutoff_s, inner, (*part.path, number))
         return None
 
 
 def bounded(problem: StageProblem, cutoff_s: float) -> BoundedProblem:
     """Bound a problem without solving or splitting it; at most O(R n^2 W)."""
-    return BoundedProblem(problem, Part.below(cutoff_s, problem), cutoff_s)
+    return BoundedProblem(problem, ProblemPart.below(cutoff_s, problem), cutoff_s)
 
 
 def _part_at(problem: StageProblem, path: tuple[int, ...]) -> StageProblem:
-    """The part of a problem at `Part.path`."""
+    """The part of a problem at `ProblemPart.path`."""
     for number in path:
         problem = split(problem)[number]
     return problem

@@ -50,7 +50,7 @@ TINY_CHAIN = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class ShapeCut:
     """Stage boundaries and the option of each stage, with estimated time and memory.
 
     Attributes:
@@ -164,7 +164,7 @@ class Cutter:
         """Lower bound on the iteration time of any cut, in seconds."""
         return self._shape.bound_below_s(math.inf, self._options.work_each_s)
 
-    def cuts(self, cutoff_s: float) -> list[Cut]:
+    def cuts(self, cutoff_s: float) -> list[ShapeCut]:
         """Cuts worth judging, most promising first: all if they are few, else the best found by local search.
 
         Args:
@@ -172,7 +172,7 @@ class Cutter:
         """
         if self.enumerates_all:
             return sorted(self._enumerated(), key=lambda cut: cut.sort_key)
-        single, cuts = len(self._options.shardings) == 1, list[Cut]()
+        single, cuts = len(self._options.shardings) == 1, list[ShapeCut]()
         edges_tried = self._starting_edges(single=single)
         aligned_is_same = single or all(len(stages) < 2 for stages in self._stages_of_worker)
         for aligned in (False,) if aligned_is_same else (True, False):
@@ -184,7 +184,7 @@ class Cutter:
                 cuts.append(self._improve(best, aligned=aligned) if near_cutoff else best)
         return sorted(cuts, key=lambda cut: cut.sort_key)
 
-    def _enumerated(self) -> Iterator[Cut]:
+    def _enumerated(self) -> Iterator[ShapeCut]:
         """Every allowed cut in every combination of options."""
         shape, options = self._shape, range(len(self._options.shardings))
         places = np.flatnonzero(self._may_start[1:-1]) + 1
@@ -301,7 +301,7 @@ class Cutter:
             allowed = allowed & (holds_block if pinned_stage == stage else ~holds_block)
         return allowed
 
-    def _cut(self, edges: Edges, *, aligned: bool) -> Cut:
+    def _cut(self, edges: Edges, *, aligned: bool) -> ShapeCut:
         """The cut at these boundaries with the options that make each worker fastest within its memory.
 
         If `aligned`, every worker takes the options of the slowest worker, stage by stage, where these fit: then no
@@ -332,7 +332,7 @@ class Cutter:
         fits = self._peak_bytes(worker, costs, stages, other_options) <= self._room_bytes[worker]
         return other_options if fits else own_options
 
-    def _assessed(self, edges: Edges, costs: StageCosts, options: np.ndarray) -> Cut:
+    def _assessed(self, edges: Edges, costs: StageCosts, options: np.ndarray) -> ShapeCut:
         """The cut with estimates of its time and memory."""
         all_stages = np.arange(len(options))
         work_s, forward_s = costs.work_s[all_stages, options], costs.forward_s[all_stages, options]
@@ -355,7 +355,7 @@ class Cutter:
             fullest = max(fullest, (peak_bytes / self._room_bytes[worker] - 1, worker))
         worst_worker = fullest[1] if fullest[0] > 0 else slowest[1]
         pace_s = max(slowest[0], float(pace_by_turn_s.sum()) + longest_ramp_s)
-        return Cut(edges, tuple(options.tolist()), fullest[0], slowest[0], pace_s, imbalance, worst_worker)
+        return ShapeCut(edges, tuple(options.tolist()), fullest[0], slowest[0], pace_s, imbalance, worst_worker)
 
     def _peak_bytes(self, worker: int, costs: StageCosts, stages: list[int], options: np.ndarray) -> float:
         """Peak bytes of a worker with these options for its stages."""
@@ -404,7 +404,7 @@ class Cutter:
         leanest: np.ndarray = np.where(np.isfinite(work_s), kept_bytes, np.inf).argmin(axis=1)
         return leanest if picked is None else picked
 
-    def _improve(self, best: Cut, *, aligned: bool) -> Cut:
+    def _improve(self, best: ShapeCut, *, aligned: bool) -> ShapeCut:
         """Local search: move one boundary at a time to the next allowed place while that improves the cut."""
         tried, improved = 0, True
         while improved and tried < MAX_MOVES and best.key > (0.0, self._shape.bound_s * (1 + GOOD_ENOUGH)):
@@ -419,7 +419,7 @@ class Cutter:
                     break
         return best
 
-    def _moved_edges(self, cut: Cut) -> Iterator[Edges]:
+    def _moved_edges(self, cut: ShapeCut) -> Iterator[Edges]:
         """Boundaries with one end of one stage of the worst worker moved inward."""
         edges = cut.edges
         for stage in self._stages_of_worker[cut.worst_worker]:
@@ -430,7 +430,7 @@ class Cutter:
                     if self._respects_pins(other):
                         yield other
 
-    def configuration(self, cut: Cut, job: Job) -> Configuration:
+    def configuration(self, cut: ShapeCut, job: Job) -> Configuration:
         """The configuration that a cut stands for."""
         shape, options = self._shape, self._options
         shardings = [shape.shardings[options.shardings[o]] for o in cut.options]

@@ -18,7 +18,7 @@ from planner.errors import InfeasibleError, JobError
 from planner.hardware.types import Cluster
 from planner.schedules import get
 from planner.solvers._candidates import SAME, Candidates, comparable
-from planner.solvers.shape_cuts import TINY_CHAIN, Cut, Cutter, enumerable, next_start
+from planner.solvers.shape_cuts import TINY_CHAIN, Cutter, ShapeCut, enumerable, next_start
 from planner.solvers.shapes import MAX_ACTIONS, SchedulesFor, Shape, Shapes, least
 from planner.solvers.stage_options import StageOptions, stage_options
 from planner.space import Timed, evaluate
@@ -353,7 +353,7 @@ class ShapeSearch:
         ]
         return min([*seconds, *slower], default=math.inf)
 
-    def _worth_judging(self, cuts: Sequence[Cut]) -> Iterator[Cut]:
+    def _worth_judging(self, cuts: Sequence[ShapeCut]) -> Iterator[ShapeCut]:
         """Cuts that may fit and beat the best; the first one in any case while nothing fits, for the error message."""
         for at, cut in enumerate(cuts):
             may_fit = cut.excess <= MAX_EXCESS or (at == 0 and not self._candidates)

@@ -43,7 +43,7 @@ from planner.space.limits import (
     unlike_repeats,
 )
 from planner.space.schemes import judged_exchange
-from planner.space.terms import Setting, TermCache, stage_terms
+from planner.space.terms import TermCache, TermInputs, stage_terms
 from planner.space.timing import least_s, play_terms
 from planner.space.types import BlockCosts, Evaluation, Job, MemoryBytes, StageTerms, Violation, WorkerMemory
 from planner.space.workers import Workers, lay_workers, pipeline_of
@@ -113,7 +113,7 @@ def evaluate(
     )
     if unserved_by:
         return _refused(unserved_by)
-    setting = Setting(
+    setting = TermInputs(
         costs_by_sharding, cluster, job, configuration, scheduler, pipeline, workers, exchange, cache or TermCache()
     )
     stages = stage_terms(setting)
@@ -189,7 +189,7 @@ def tail_s(end_s: Sequence[float], back_s: Sequence[float]) -> float:
     return longest_s
 
 
-def _worker_memory(setting: Setting, stages: Sequence[StageTerms]) -> tuple[WorkerMemory, ...]:
+def _worker_memory(setting: TermInputs, stages: Sequence[StageTerms]) -> tuple[WorkerMemory, ...]:
     """Memory of each worker, all its stages together; one entry for workers that hold the same stages."""
     peaks = setting.schedule.peaks(setting.pipeline)
     memory_by_stages: dict[tuple[int, ...], WorkerMemory] = {}

@@ -20,7 +20,7 @@ from planner.errors import ModelError, UsageError
 from planner.graph import Graph
 from planner.hardware.types import Cluster
 from planner.operators import require_trained
-from planner.sharding import Boundaries, Boundary, Options, Setting, StageSharding, StateBytes
+from planner.sharding import Boundaries, BoundaryLayout, Options, Setting, StageSharding, StateBytes
 from planner.sharding.inner import BOUNDARIES, InnerCache, InnerCosts, inner_costs
 from planner.sharding.mesh import Axis, AxisRole, Mesh, axes_text, mesh_on, roles_of
 from planner.sharding.problem import Choice
@@ -75,7 +75,7 @@ def counts_some_axes(key: FloorKey) -> bool:
     return len(key) > 1 and isinstance(key[1], int) and key[1] < len(key[0])
 
 
-LAYER_BOUNDARIES = (Boundary.REPLICATED, Boundary.SEQUENCE)
+LAYER_BOUNDARIES = (BoundaryLayout.REPLICATED, BoundaryLayout.SEQUENCE)
 """Layouts of tensors between the tensor parallel layers of frameworks."""
 
 _SHARED_EVENLY = ("parameter_elements", "saved_bytes", "checkpoint_bytes", "workspace_bytes")
@@ -171,7 +171,7 @@ class Pricer:
             InfeasibleError: the decision is not legal.
         """
         axes = tuple(map(Axis, mesh_names(mesh), mesh))
-        inner = self._inner_with(micro_batch, axes, (Boundary.FREE,), device_type=device_type)
+        inner = self._inner_with(micro_batch, axes, (BoundaryLayout.FREE,), device_type=device_type)
         return self._numbered(inner, decided_costs(inner, [decision] * len(inner.blocks)), device_type)
 
     def decided(
@@ -190,8 +190,8 @@ class Pricer:
             UsageError: something is not decided, or boundaries cannot lie like this.
             InfeasibleError: a decision is not legal.
         """
-        free = Boundary.FREE in boundary
-        inner = self._inner_with(micro_batch, mesh, (Boundary.FREE,) if free else BOUNDARIES)
+        free = BoundaryLayout.FREE in boundary
+        inner = self._inner_with(micro_batch, mesh, (BoundaryLayout.FREE,) if free else BOUNDARIES)
         if boundary not in inner.boundaries:
             raise UsageError(f"tensors between blocks cannot lie as {'/'.join(boundary)}", hint="plan again")
         inner = replace(inner, boundaries=(boundary,))
@@ -384,7 +384,7 @@ class Pricer:
         self,
         micro_batch: int,
         mesh: MeshAxes,
-        boundaries: tuple[Boundary, ...],
+        boundaries: tuple[BoundaryLayout, ...],
         as_layers: bool = False,
         device_type: int = 0,
         beneath: int = 1,

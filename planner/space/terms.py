@@ -136,7 +136,7 @@ class TermCache:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Setting:
+class TermInputs:
     """The inputs of a configuration's stage terms.
 
     Attributes:
@@ -166,7 +166,7 @@ class Setting:
         return self.costs_by_sharding[self.configuration.stages[stage].sharding]
 
 
-def stage_terms(setting: Setting) -> tuple[StageTerms, ...]:
+def stage_terms(setting: TermInputs) -> tuple[StageTerms, ...]:
     """Terms of all stages; O(stages * (blocks + ranks))."""
     configuration, schedule, pipeline = setting.configuration, setting.schedule, setting.pipeline
     count = len(configuration.stages)
@@ -187,7 +187,7 @@ def stage_terms(setting: Setting) -> tuple[StageTerms, ...]:
     return tuple(dataclasses.replace(t, evict_s=s) for t, s in zip(terms, moved_s, strict=True))
 
 
-def _halves(setting: Setting) -> dict[int, HeldUnits]:
+def _halves(setting: TermInputs) -> dict[int, HeldUnits]:
     """By stage whose backward is split, the units of it that a worker keeps at the same time."""
     peaks = setting.schedule.peaks(setting.pipeline)
     return {
@@ -199,7 +199,7 @@ def _halves(setting: Setting) -> dict[int, HeldUnits]:
 
 
 def _cached_terms(
-    setting: Setting,
+    setting: TermInputs,
     groups: Sequence[np.ndarray],
     index: int,
     in_flight: int,
@@ -227,7 +227,7 @@ def _cached_terms(
 
 
 def _terms(
-    setting: Setting,
+    setting: TermInputs,
     groups: Sequence[np.ndarray],
     index: int,
     in_flight: int,
@@ -308,7 +308,7 @@ def _terms(
     )
 
 
-def _evict_s(setting: Setting, unit_bytes: Sequence[float]) -> list[float]:
+def _evict_s(setting: TermInputs, unit_bytes: Sequence[float]) -> list[float]:
     """By stage, seconds of the slowest eviction of a micro-batch's activations to another worker; O(actions)."""
     evict_s, work = [0.0] * len(unit_bytes), setting.schedule.work(setting.pipeline)
     moves = {
@@ -325,7 +325,9 @@ def _evict_s(setting: Setting, unit_bytes: Sequence[float]) -> list[float]:
     return evict_s
 
 
-def _exchanges_s(setting: Setting, replicas: Replicas, costs: BlockCosts, blocks: range) -> tuple[float, float, float]:
+def _exchanges_s(
+    setting: TermInputs, replicas: Replicas, costs: BlockCosts, blocks: range
+) -> tuple[float, float, float]:
     """Seconds of a stage's exchanges in a forward pass, in a backward pass, and at the end.
 
     They run among the ranks of a replica that hold the same elements, then, of each rank's shard, among equal ranks of
@@ -360,7 +362,7 @@ def _inner_s(replicas: Replicas, costs: BlockCosts, blocks: range) -> dict[Phase
     return seconds
 
 
-def _concurrent(setting: Setting, index: int) -> int:
+def _concurrent(setting: TermInputs, index: int) -> int:
     """Number of groups that exchange at the same time as those of a stage."""
     ranks, workers = setting.configuration.stages[index].ranks, setting.workers
     return exchanging_at_once(setting.configuration, ranks, len(workers.hosted), len(workers.holders[index]))
@@ -393,7 +395,9 @@ def _repeated_elements(tied: Iterable[tuple[float, tuple[int, ...]]], blocks: ra
     return sum(elements * max(0, sum(b in blocks for b in users) - 1) for elements, users in tied)
 
 
-def _transfers_s(setting: Setting, costs: BlockCosts, groups: Sequence[np.ndarray], index: int) -> tuple[float, float]:
+def _transfers_s(
+    setting: TermInputs, costs: BlockCosts, groups: Sequence[np.ndarray], index: int
+) -> tuple[float, float]:
     """Seconds to receive a stage's input, and to return its gradient; zero within a worker."""
     holders, boundary = setting.workers.holders, setting.configuration.stages[index].start
     if not index or holders[index - 1] == holders[index]:
@@ -411,7 +415,7 @@ def _transfers_s(setting: Setting, costs: BlockCosts, groups: Sequence[np.ndarra
     )
 
 
-def _tied_s(setting: Setting, groups: Sequence[np.ndarray]) -> list[float]:
+def _tied_s(setting: TermInputs, groups: Sequence[np.ndarray]) -> list[float]:
     """By stage, seconds to sum the gradients of its weights that later stages hold too.
 
     Of the ranks that sum together (`sums_together`) the slowest count, at the first holder: its backward ends last.

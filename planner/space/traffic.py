@@ -8,7 +8,7 @@ import numpy as np
 
 from planner import schedules
 from planner.costs.precision import Precision
-from planner.exchange import Fabric, Phase, Traffic, fabric_of, recipe_of
+from planner.exchange import Fabric, Phase, PortTraffic, fabric_of, recipe_of
 from planner.exchange.collective_schemes import step_traffic
 from planner.exchange.fabric import nothing, rank_traffic
 from planner.hardware import moved_bytes
@@ -25,7 +25,7 @@ def traffic_of(
     shelf: Mapping[int, BlockCosts],
     inside_bytes: Mapping[int, np.ndarray],
     precision: Precision | None,
-) -> Traffic:
+) -> PortTraffic:
     """Bytes that an iteration sends between stages, inside replicas, and for gradients and weights.
 
     Every rank of a stage sends its part to the equal rank of the next stage. Bytes inside a replica are counted as a
@@ -65,7 +65,7 @@ def traffic_of(
 
 def _passed(
     fabric: Fabric, costs: BlockCosts, configuration: Configuration, stage: int, ends: tuple[np.ndarray, np.ndarray]
-) -> Traffic:
+) -> PortTraffic:
     """Bytes of activations to a stage and of their gradients back; replicas take micro-batches in turn."""
     sides, boundary = in_turn(*ends), configuration.stages[stage].start
     source, target = (side.ravel() for side in sides)
@@ -80,7 +80,7 @@ def _exchanged(
     precision: Precision,
     configuration: Configuration,
     place: tuple[int, np.ndarray, float],
-) -> Traffic:
+) -> PortTraffic:
     """Bytes that a stage exchanges among ranks of a replica that hold the same elements, then among replicas.
 
     `place` has the stage, its ranks and the exchanges of an iteration: so often run steps at the end, those of a pass

@@ -59,4 +59,4 @@ from planner.systems.compare import plans_of as plans_of  # noqa: E402
 from planner.systems.proposals import system_of  # noqa: E402
 from planner.systems.runner import decide as decide  # noqa: E402
 from planner.systems.runner import row_of as row_of  # noqa: E402
-from planner.systems.types import Setting as Setting  # noqa: E402
+from planner.systems.types import SystemSetting as SystemSetting  # noqa: E402

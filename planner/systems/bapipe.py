@@ -13,10 +13,10 @@ from planner.space.partition import SYNCHRONOUS
 from planner.space.subspaces import Limits
 from planner.systems import System, register
 from planner.systems.proposals import data_parallel
-from planner.systems.types import Proposal, Setting
+from planner.systems.types import Proposal, SystemSetting
 
 
-def propose(setting: Setting, system: System) -> Iterator[Proposal]:
+def propose(setting: SystemSetting, system: System) -> Iterator[Proposal]:
     """Propose data parallelism, then the balanced pipeline of each schedule and micro-batch size that may be faster."""
     replicated = list(data_parallel(setting, system.exchange))
     for configuration in replicated:
@@ -28,7 +28,7 @@ def propose(setting: Setting, system: System) -> Iterator[Proposal]:
             yield Proposal((configuration,), notes=(f"explored: {configuration.schedule} is fastest",))
 
 
-def pipelines(setting: Setting, limits: Limits, size: int, limit_s: float = math.inf) -> Iterator[Configuration]:
+def pipelines(setting: SystemSetting, limits: Limits, size: int, limit_s: float = math.inf) -> Iterator[Configuration]:
     """The balanced pipeline of each schedule for one micro-batch size, unless it takes longer than a limit."""
     micro_batches, tables = setting.job.global_batch // size, setting.tables(size)
     for form, schedule in zip(SYNCHRONOUS, limits.schedules, strict=True):

@@ -18,7 +18,7 @@ from planner.space.types import Job
 from planner.systems import SYSTEMS, get
 from planner.systems.backends import BACKENDS, Backend, backend_names, within_limits
 from planner.systems.runner import SystemDecision, decide, exchange_details, refuse_limits, row_of
-from planner.systems.types import Semantics, Setting, System, SystemRow
+from planner.systems.types import Semantics, System, SystemRow, SystemSetting
 
 LIFTED: Mapping[str, str] = {
     "equal_replicas": "unequal replicas",
@@ -61,7 +61,7 @@ class Comparison:
     precision: str = ""
     limit_costs: Mapping[str, float | None] = field(default_factory=dict)
     price: float | None = None
-    decisions: tuple[tuple[Setting, System, SystemDecision], ...] = field(default=(), repr=False, compare=False)
+    decisions: tuple[tuple[SystemSetting, System, SystemDecision], ...] = field(default=(), repr=False, compare=False)
 
 
 def compare_systems(
@@ -90,7 +90,7 @@ def compare_systems(
     if semantics not in ("sync", "any"):
         raise UsageError(f"unknown semantics {semantics!r}", hint="use sync or any")
     compared = [get(name) for name in tuple(dict.fromkeys(systems)) or (*SYSTEMS.names(), *backend_names())]
-    setting = Setting(prices, cluster, job, changes_semantics=semantics == "any")
+    setting = SystemSetting(prices, cluster, job, changes_semantics=semantics == "any")
     best_of_all = {system.key for system in compared if system.best_of_all}
     seen = [(setting.seen_by(system), system) for system in sorted(compared, key=lambda s: s.best_of_all)]
     decisions = [(own, system, decide(own, system)) for own, system in seen]
@@ -162,7 +162,7 @@ def plan_system(
         PlanError: no plan file can hold its decision; says why.
     """
     system = get(name)
-    setting = Setting(Pricer(graph, cluster, job, strict_ops=strict_ops), cluster, job).seen_by(system)
+    setting = SystemSetting(Pricer(graph, cluster, job, strict_ops=strict_ops), cluster, job).seen_by(system)
     refuse_limits(setting, system)
     return plan_of(setting, system, decide(setting, system), provenance)
 
@@ -197,7 +197,9 @@ def decide_again(plan: Plan, graph: Graph, cluster: Cluster) -> Plan:
     return plans.get(name, new_plan)
 
 
-def plan_of(setting: Setting, system: System, decided: SystemDecision, provenance: Provenance | None = None) -> Plan:
+def plan_of(
+    setting: SystemSetting, system: System, decided: SystemDecision, provenance: Provenance | None = None
+) -> Plan:
     """Assemble the fastest decision that a plan file can hold; a note says what that costs if another is faster.
 
     Raises:

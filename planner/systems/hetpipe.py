@@ -9,7 +9,7 @@ import numpy as np
 
 from planner import schedules
 from planner.errors import InfeasibleError
-from planner.exchange import Traffic, fabric_of
+from planner.exchange import PortTraffic, fabric_of
 from planner.exchange.fabric import spread_traffic
 from planner.exchange.formulas import wsp_staleness
 from planner.plans.words import words_of
@@ -19,7 +19,7 @@ from planner.space import Configuration, lay_workers
 from planner.space.cuts import stages_of
 from planner.space.subspaces import Limits
 from planner.systems import System, register
-from planner.systems.types import Proposal, Setting
+from planner.systems.types import Proposal, SystemSetting
 
 MOST_CONCURRENT = 16
 """Maximum of concurrent mini-batches in a virtual worker; twice its devices is a second limit."""
@@ -27,7 +27,7 @@ MOST_CONCURRENT = 16
 UNLIKE = "each kind of virtual worker has a cut of its own, a plan file one cut for all virtual workers"
 
 
-def propose(setting: Setting, system: System) -> Iterator[Proposal]:
+def propose(setting: SystemSetting, system: System) -> Iterator[Proposal]:
     """For each allocation and mini-batch size, propose cuts with as many concurrent mini-batches as fit."""
     costs, policy_option = setting.costs(setting.sizes[0]), system.options.get("policy", "")
     work_s = (costs.forward_s + costs.backward_s).sum(axis=1).tolist()
@@ -46,7 +46,9 @@ def propose(setting: Setting, system: System) -> Iterator[Proposal]:
         raise InfeasibleError(_crowded(setting, list(allowed.values())))
 
 
-def _of_allocation(setting: Setting, system: System, policy: str, workers: Workers, size: int) -> Iterator[Proposal]:
+def _of_allocation(
+    setting: SystemSetting, system: System, policy: str, workers: Workers, size: int
+) -> Iterator[Proposal]:
     """Cuts with the most concurrent mini-batches that fit: one for each kind of virtual worker, and one for all."""
     for by_kind in (True, False) if len(kinds(setting.cluster, workers)) > 1 else (False,):
         for concurrent, mini_batches in _waves(setting, workers, size):
@@ -61,7 +63,7 @@ class _Wave:
     """Virtual workers with a number of concurrent mini-batches, and of mini-batches that each runs in an iteration."""
 
     def __init__(
-        self, setting: Setting, system: System, workers: Workers, size: int, concurrent: int, mini_batches: int
+        self, setting: SystemSetting, system: System, workers: Workers, size: int, concurrent: int, mini_batches: int
     ) -> None:
         self.setting, self.workers, self.concurrent, self.mini_batches = setting, workers, concurrent, mini_batches
         (name,), transfers = system.schedules, (system.limits or Limits()).transfers
@@ -111,7 +113,7 @@ class _Wave:
         return [configuration for configuration in configurations if self.setting.fits(configuration)]
 
 
-def _waves(setting: Setting, workers: Workers, size: int) -> Iterator[tuple[int, int]]:
+def _waves(setting: SystemSetting, workers: Workers, size: int) -> Iterator[tuple[int, int]]:
     """Pairs (concurrent mini-batches, mini-batches of an iteration) of a virtual worker, the most concurrent first."""
     count, remainder = divmod(setting.job.global_batch, size * max(1, len(workers)))
     most = min(MOST_CONCURRENT, 2 * max(map(len, workers), default=0))
@@ -119,7 +121,7 @@ def _waves(setting: Setting, workers: Workers, size: int) -> Iterator[tuple[int,
         yield from ((concurrent, count) for concurrent in range(min(count, most), 0, -1) if count % concurrent == 0)
 
 
-def _pushed(setting: Setting, parts: Sequence[Configuration]) -> Traffic:
+def _pushed(setting: SystemSetting, parts: Sequence[Configuration]) -> PortTraffic:
     """Traffic of the pushes and pulls of one wave."""
     gradient_bytes: dict[int, float] = {}
     for part in parts:
@@ -130,7 +132,7 @@ def _pushed(setting: Setting, parts: Sequence[Configuration]) -> Traffic:
     return spread_traffic(fabric, np.array([gradient_bytes[rank] for rank in fabric.ranks]))
 
 
-def _crowded(setting: Setting, policies: Sequence[Workers]) -> str:
+def _crowded(setting: SystemSetting, policies: Sequence[Workers]) -> str:
     """Why no proposal fits: the batch does not divide, or a virtual worker lacks memory for the stashed wave."""
     if not any(True for workers in policies for size in setting.sizes for _ in _waves(setting, workers, size)):
         return "a virtual worker needs two devices, and the batch must divide among virtual workers"

@@ -16,11 +16,11 @@ from planner.space import Configuration
 from planner.space.subspaces import Limits
 from planner.systems import System, register
 from planner.systems.proposals import data_parallel
-from planner.systems.types import Proposal, Setting
+from planner.systems.types import Proposal, SystemSetting
 from planner.units import format_bytes
 
 
-def propose(setting: Setting, system: System) -> Iterator[Proposal]:
+def propose(setting: SystemSetting, system: System) -> Iterator[Proposal]:
     """Propose data parallelism, then replicated stages for the largest minibatch size with which one fits.
 
     The largest minibatch is a device's share of the global batch. Stages come with the published warm-up, and with the
@@ -46,7 +46,7 @@ def propose(setting: Setting, system: System) -> Iterator[Proposal]:
     )
 
 
-def dealt(setting: Setting, system: System, stages: Stages, size: int, schedule: str) -> Proposal:
+def dealt(setting: SystemSetting, system: System, stages: Stages, size: int, schedule: str) -> Proposal:
     """Propose stages whose replicas take minibatches in turn.
 
     If the replicas do not divide the minibatches of a global batch, one round of turns is evaluated in its place.
@@ -67,7 +67,7 @@ def dealt(setting: Setting, system: System, stages: Stages, size: int, schedule:
     )
 
 
-def _least_memory(setting: Setting) -> str:
+def _least_memory(setting: SystemSetting) -> str:
     """Words on the memory that the fullest device needs in the pipeline that needs least."""
     size, device = setting.sizes[0], max(setting.cluster.devices, key=lambda d: d.usable_bytes)
     least_bytes, depth = least_straight_bytes(setting.tables(size), setting.devices)

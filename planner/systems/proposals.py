@@ -18,13 +18,13 @@ from planner.space.pricer import Pricer
 from planner.space.timing import played_s
 from planner.space.types import Job
 from planner.systems.backends import Backend, able, within_limits
-from planner.systems.types import Proposal, Setting, System
+from planner.systems.types import Proposal, System, SystemSetting
 
 MOST_EVALUATED = 6
 """Decisions of one search that are proposed."""
 
 
-def by_search(setting: Setting, system: System) -> Iterator[Proposal]:
+def by_search(setting: SystemSetting, system: System) -> Iterator[Proposal]:
     """Search within the limits of a system, with the first kind of recomputation of its limits with which a plan fits.
 
     Raises:
@@ -51,7 +51,7 @@ def by_search(setting: Setting, system: System) -> Iterator[Proposal]:
     raise _explained(setting, jobs[0])
 
 
-def _framework_job(setting: Setting, framework: Backend, job: Job) -> Job:
+def _framework_job(setting: SystemSetting, framework: Backend, job: Job) -> Job:
     """The job within the limits of a training framework.
 
     Raises:
@@ -63,7 +63,7 @@ def _framework_job(setting: Setting, framework: Backend, job: Job) -> Job:
     return within_limits(job, (framework,))
 
 
-def _block_too_large(setting: Setting, job: Job) -> bool:
+def _block_too_large(setting: SystemSetting, job: Job) -> bool:
     """True if one block's states exceed every device and the job neither shares blocks nor fixes the depth."""
     states_bytes = setting.costs(setting.sizes[0]).parameter_elements.max() * setting.parameter_bytes
     shares = job.zero != (0,) or allowed_ranks(job) != (1,)
@@ -71,7 +71,7 @@ def _block_too_large(setting: Setting, job: Job) -> bool:
     return not shares and len(job.pipeline_stages) != 1 and bool(states_bytes > largest_bytes)
 
 
-def _explained(setting: Setting, job: Job) -> ShardplanError:
+def _explained(setting: SystemSetting, job: Job) -> ShardplanError:
     """Why nothing fits within a system's limits: the error without the limits, if there is one, else the limits."""
     free = replace(job, pipeline_stages=(), data_parallel=(), uniform=False, tensor_parallel=())
     try:
@@ -81,7 +81,7 @@ def _explained(setting: Setting, job: Job) -> ShardplanError:
     return InfeasibleError(f"nothing fits with {in_words(job)}", hint="use more devices, or another system")
 
 
-def _search_proposals(setting: Setting, job: Job, prices: Pricer) -> Iterator[Proposal]:
+def _search_proposals(setting: SystemSetting, job: Job, prices: Pricer) -> Iterator[Proposal]:
     """The best decision of a search, its runners-up and the trivial plans that fit.
 
     Raises:
@@ -96,13 +96,13 @@ def _search_proposals(setting: Setting, job: Job, prices: Pricer) -> Iterator[Pr
         yield Proposal((candidate.decision,), notes=notes)
 
 
-def by_exchange(setting: Setting, system: System) -> Iterator[Proposal]:
+def by_exchange(setting: SystemSetting, system: System) -> Iterator[Proposal]:
     """Propose data parallelism with the exchange scheme of a system, for each micro-batch size."""
     for configuration in data_parallel(setting, system.scheme):
         yield Proposal((configuration,))
 
 
-def data_parallel(setting: Setting, scheme: str) -> Iterator[Configuration]:
+def data_parallel(setting: SystemSetting, scheme: str) -> Iterator[Configuration]:
     """Data parallelism with an exchange scheme, one configuration for each micro-batch size, the largest first."""
     for size in reversed(setting.sizes):
         micro_batches, remainder = divmod(setting.job.global_batch, size)
@@ -112,7 +112,7 @@ def data_parallel(setting: Setting, scheme: str) -> Iterator[Configuration]:
             yield Configuration(stages, replicas, size, micro_batches // replicas, "1f1b", exchange=scheme)
 
 
-def by_layouts(setting: Setting, system: System) -> Iterator[Proposal]:
+def by_layouts(setting: SystemSetting, system: System) -> Iterator[Proposal]:
     """Propose the layouts that the system's sharding search finds on each mesh, fastest first, until one fits."""
     if system.layouts is None:
         raise UsageError(f"{system.title} says no way to cut operators", hint="give the system its layouts")
@@ -133,7 +133,7 @@ def by_layouts(setting: Setting, system: System) -> Iterator[Proposal]:
             return
 
 
-def task_of(setting: Setting) -> LayoutTask:
+def task_of(setting: SystemSetting) -> LayoutTask:
     """The problem that a search for layouts solves in a setting."""
     only = setting.fixed or bool(setting.job.micro_batches)
     where = setting.prices, setting.cluster, setting.job, setting.devices

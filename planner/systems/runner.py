@@ -16,7 +16,7 @@ from planner.plans.words import words_of
 from planner.space import Configuration, Evaluation, Timed, WorkerMemory, lay_workers, play_terms
 from planner.space.job_options import refuse_others
 from planner.space.workers import pipeline_of
-from planner.systems.types import Proposal, Semantics, Setting, System, SystemRow
+from planner.systems.types import Proposal, Semantics, System, SystemRow, SystemSetting
 from planner.units import format_bytes
 
 SAME = 1e-9
@@ -76,7 +76,7 @@ class SystemDecision:
         return self.best.iteration_s if self.best else math.inf
 
 
-def decide(setting: Setting, system: System) -> SystemDecision:
+def decide(setting: SystemSetting, system: System) -> SystemDecision:
     """Decide by a system's rules; the decision has a reason instead if the system cannot train the model or the job.
 
     The setting remembers the decision, for systems that take the best of all.
@@ -89,7 +89,7 @@ def decide(setting: Setting, system: System) -> SystemDecision:
     return decision
 
 
-def refuse_limits(setting: Setting, system: System) -> None:
+def refuse_limits(setting: SystemSetting, system: System) -> None:
     """Refuse a job with limits on what a system decides itself.
 
     Raises:
@@ -99,7 +99,7 @@ def refuse_limits(setting: Setting, system: System) -> None:
     refuse_others(setting.user_job, system.takes, engine, "leave it out, or plan without --system to have it followed")
 
 
-def _fastest_proposal(setting: Setting, system: System) -> SystemDecision:
+def _fastest_proposal(setting: SystemSetting, system: System) -> SystemDecision:
     """Evaluate the proposals of a system; if none fits, the reason is that of the one closest to fitting."""
     best: JudgedProposal | None = None
     written: JudgedProposal | None = None
@@ -135,7 +135,7 @@ class Refusal:
     excess: float = math.inf
 
 
-def judge(setting: Setting, proposal: Proposal, limit_s: float = math.inf) -> JudgedProposal | Refusal:
+def judge(setting: SystemSetting, proposal: Proposal, limit_s: float = math.inf) -> JudgedProposal | Refusal:
     """Evaluate a proposal, and simulate it if it fits.
 
     Args:
@@ -178,7 +178,7 @@ def fullest_worker(evaluations: Iterable[Evaluation]) -> WorkerMemory:
     return max(workers, key=lambda worker: worker.memory.total / worker.capacity_bytes)
 
 
-def _best_of_all(setting: Setting, own: SystemDecision) -> SystemDecision:
+def _best_of_all(setting: SystemSetting, own: SystemDecision) -> SystemDecision:
     """The fastest of an own decision and of the synchronous decisions that the setting remembers."""
     best = replace(own, notes=("the own search is fastest", *own.notes)) if own.best else own
     for name, other in sorted(setting.results.items()):
@@ -189,7 +189,7 @@ def _best_of_all(setting: Setting, own: SystemDecision) -> SystemDecision:
     return best
 
 
-def alters(setting: Setting, judged: JudgedProposal) -> str:
+def alters(setting: SystemSetting, judged: JudgedProposal) -> str:
     """How updates differ from those of other synchronous systems; empty if they do not.
 
     A server updates only the embedding rows that were looked up; an optimizer with momentum would change others, too.
@@ -201,7 +201,7 @@ def alters(setting: Setting, judged: JudgedProposal) -> str:
     return f"{setting.job.optimizer} updates only the rows that were looked up" if served else ""
 
 
-def row_of(setting: Setting, system: System, decided: SystemDecision) -> SystemRow:
+def row_of(setting: SystemSetting, system: System, decided: SystemDecision) -> SystemRow:
     """The row of a system in a comparison."""
     best = decided.best
     if best is None:
@@ -258,7 +258,7 @@ def staleness_of(judged: JudgedProposal) -> int:
     return max(judged.proposal.staleness, *by_part)
 
 
-def exchange_details(setting: Setting, judged: JudgedProposal) -> ExchangeWords:
+def exchange_details(setting: SystemSetting, judged: JudgedProposal) -> ExchangeWords:
     """Words on the exchange scheme of a proposal; empty if it names none, and its ZeRO stage says it all."""
     part = judged.proposal.parts[0]
     if not part.exchange:

@@ -1,4 +1,4 @@
-"""Data types of the named systems: `System`, what it proposes, the `Setting` it plans in, its row in a comparison."""
+"""Data types of the named systems: `System`, what it proposes, the `SystemSetting` it plans in, its row in a table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from planner import schedules
 from planner.costs.errors import MeasuredError
 from planner.costs.precision import optimizer_state_bytes, precision
-from planner.exchange import LinkBytes, Traffic
+from planner.exchange import LinkBytes, PortTraffic
 from planner.hardware.types import Cluster, with_headroom
 from planner.solvers.layouts import Layouts
 from planner.solvers.sizes import worth_pricing
@@ -60,11 +60,11 @@ class Proposal:
     tells: Mapping[str, str] = field(default_factory=dict)
     beats: float = 1.0
     staleness: int = 0
-    exchange: Traffic | None = None
+    exchange: PortTraffic | None = None
     unwritten: str = ""
 
 
-Solver = Callable[["Setting", "System"], Iterator[Proposal]]
+Solver = Callable[["SystemSetting", "System"], Iterator[Proposal]]
 """Generates the proposals of a system in a setting; the runner evaluates them and keeps the fastest that fits.
 
 Raises InfeasibleError with the reason if there is nothing (more) to propose, JobError or UsageError if the system
@@ -182,7 +182,7 @@ class SystemRow:
     error: MeasuredError | None = None
 
 
-class Setting:
+class SystemSetting:
     """A model, a cluster and a job, with the caches that all systems planning them share.
 
     Args:
@@ -216,14 +216,14 @@ class Setting:
         self.results: dict[str, SystemDecision] = {}
         self._unlimited_job = replace(without(self.job, LIMITS), devices=self.job.devices, micro_batches=())
 
-    def seen_by(self, system: System) -> Setting:
+    def seen_by(self, system: System) -> SystemSetting:
         """The setting in which a system decides: this one, or a framework's own precision where that is open."""
         best, framework = self.job.precision, system.framework
         own = framework.own_precision(best) if framework and not self.user_job.precision else best
         if own in ("", best):
             return self
         job, graph, cluster = replace(self.user_job, precision=own), self.prices.graph, self.prices.cluster
-        return Setting(Pricer(graph, cluster, job), cluster, job, changes_semantics=self.changes_semantics)
+        return SystemSetting(Pricer(graph, cluster, job), cluster, job, changes_semantics=self.changes_semantics)
 
     @functools.cached_property
     def model_states_bytes(self) -> float:
@@ -248,7 +248,7 @@ class Setting:
         sharded = {number: self.prices.entry(configuration.micro_batch, number)[1] for number in sorted(numbers)}
         return {0: self.costs(configuration.micro_batch), **sharded}
 
-    def traffic(self, configuration: Configuration, *, exchanged: bool = True) -> Traffic:
+    def traffic(self, configuration: Configuration, *, exchanged: bool = True) -> PortTraffic:
         """Bytes through every port in an iteration, with the exchange of gradients or without it."""
         if configuration.exchange:
             return self.exchange(configuration).exchange.traffic

@@ -19,7 +19,7 @@ import pytest
 from planner import Degrees, check_plan, load_cluster, load_graph, plan, predict
 from planner.costs import precision
 from planner.errors import JobError
-from planner.graph import Block, Chain, Graph
+from planner.graph import Chain, ChainBlock, Graph
 from planner.operators import OpCall, graph_specs
 from planner.sharding import (
     AxisRole,
@@ -82,7 +82,7 @@ def inner() -> InnerCosts:
     """The mixture between two blocks that scale, on an expert axis of four ranks."""
     what = mixture()
     nodes = (0,), tuple(range(1, 10)), (10,)
-    blocks = tuple(Block(f"block {k}", own, (), str(k)) for k, own in enumerate(nodes))
+    blocks = tuple(ChainBlock(f"block {k}", own, (), str(k)) for k, own in enumerate(nodes))
     chain = Chain(what, blocks, ())
     times = np.ones(11)
     prices = SimpleNamespace(

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from planner.costs import precision
-from planner.graph import Block, Chain
+from planner.graph import Chain, ChainBlock
 from planner.operators import SavedBytes
-from planner.sharding import Boundary, Setting, inner_costs, mesh_on, sharded_costs
+from planner.sharding import BoundaryLayout, Setting, inner_costs, mesh_on, sharded_costs
 from planner.space import BlockCosts, Configuration, Job, StageChoice, evaluate
 from planner.space.blocks import update_s_per_element
 from planner.space.sharded import sharded_block_costs
@@ -43,7 +43,7 @@ def mlp() -> BlockCosts:
     }
     nodes = [node("Mul", "x0 g", "x"), node("MatMul", "x w0", "h"), node("Relu", "h", "r"), node("MatMul", "r w1", "y")]
     what = graph({**tensors, "y": "x 8 64"}, nodes)
-    blocks = (Block("scale", (0,), (), "scale"), Block("mlp", (1, 2, 3), (), "mlp"))
+    blocks = (ChainBlock("scale", (0,), (), "scale"), ChainBlock("mlp", (1, 2, 3), (), "mlp"))
     chain = Chain(what, blocks, ())
     times = np.array([0.5, 1.0, 0.5, 1.0])
     kept = ((), (SavedBytes("x", 8 * 64 * 4),), (SavedBytes("r", 8 * 256 * 4),), (SavedBytes("r", 8 * 256 * 4),))
@@ -53,7 +53,7 @@ def mlp() -> BlockCosts:
     )  # fmt: skip
     place = mesh_on(MACHINE, {"tensor": 2})
     setting = Setting(what, place, item_bytes=4.0, forbidden=("x:*", "MatMul:m", "r:d0"), micro_batches=4)
-    inner = inner_costs(chain, prices, setting, boundaries=(Boundary.REPLICATED,))
+    inner = inner_costs(chain, prices, setting, boundaries=(BoundaryLayout.REPLICATED,))
     element_s = update_s_per_element(MACHINE.devices[0], precision("fp32"), "adam", 0.0)
     return sharded_block_costs(inner, sharded_costs(inner)[0], element_s, 1)
 

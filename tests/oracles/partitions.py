@@ -21,8 +21,8 @@ from planner.space.partition import (
     LatencyDecision,
     LatencyProblem,
     LayerChoice,
+    LayerDag,
     LayerDecision,
-    Layers,
     MaxLoadDecision,
     MaxLoadProblem,
     MeshStage,
@@ -113,7 +113,7 @@ def _orders(problem: LatencyProblem, done: tuple[int, ...]) -> Iterator[tuple[in
             yield from _orders(problem, (*done, v))
 
 
-def every_cut(layers: Layers) -> list[Cut]:
+def every_cut(layers: LayerDag) -> list[Cut]:
     """Sets of layers that hold the producers of all their members, smaller ones first."""
     before, _ = layers.neighbours()
     found = [frozenset[int]()]

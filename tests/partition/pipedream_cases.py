@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from planner.importers import load_graph
 from planner.space.partition import (
-    Layers,
+    LayerDag,
     Memory,
     PipeDreamProblem,
     Released,
@@ -21,14 +21,14 @@ from tests.shared_data import shared_path
 
 
 @st.composite
-def layer_graphs(draw: st.DrawFn, most: int = 5) -> Layers:
+def layer_graphs(draw: st.DrawFn, most: int = 5) -> LayerDag:
     """Up to `most` layers with small whole figures, zeros included, and edges at random."""
     count = draw(st.integers(1, most))
     figures = st.lists(st.integers(0, 9), min_size=count, max_size=count)
     compute, weights, outputs, saved = (np.array(draw(figures), dtype=float) for _ in range(4))
     pairs = [(a, b) for b in range(count) for a in range(b)]
     edges = [pair for pair in pairs if draw(st.booleans()) or (pair[1] - pair[0] == 1 and draw(st.booleans()))]
-    return Layers(compute, weights, outputs, saved, np.array(edges, dtype=np.int64).reshape(-1, 2))
+    return LayerDag(compute, weights, outputs, saved, np.array(edges, dtype=np.int64).reshape(-1, 2))
 
 
 def memories() -> st.SearchStrategy[Memory]:
@@ -44,7 +44,7 @@ TERMS: dict[str, st.SearchStrategy[Any]] = {
 
 
 @functools.cache
-def recorded(profile: str) -> Layers:
+def recorded(profile: str) -> LayerDag:
     """Layers of a published profile as its own optimiser reads them."""
     return recorded_layers(load_graph(shared_path(f"instances/pipedream/{profile}.graph.txt")))
 

@@ -19,7 +19,14 @@ import planner
 from benchmarks.instances.iteration import synthetic_iteration_problem
 from benchmarks.instances.layerwise import synthetic_layerwise_problem
 from planner.importers import operator_graph_from, piper_from_document
-from planner.solvers.partition import PARTITION_SOLVERS, Deadline, OutOfTime, Search, search_partition, solve_partition
+from planner.solvers.partition import (
+    PARTITION_SOLVERS,
+    Deadline,
+    OutOfTime,
+    SearchState,
+    search_partition,
+    solve_partition,
+)
 from planner.solvers.partition.types import NEVER
 from planner.space.partition import (
     PartitionProblem,
@@ -93,7 +100,7 @@ def test_every_solver_gives_what_it_has_when_the_time_is_up(at: int, limit_s: fl
     trivial = [v.objective for _, plan in problem.trivial() if (v := problem.judge(plan)).feasible]
     for _, entry in PARTITION_SOLVERS.items():
         if isinstance(problem, entry.takes):
-            search = Search(problem, limit_s)
+            search = SearchState(problem, limit_s)
             with contextlib.suppress(OutOfTime):
                 entry.run(search)
             found = search.result()
@@ -124,7 +131,7 @@ def test_a_search_within_another_that_begins_too_late_has_the_trivial_plan(limit
 def test_an_engine_without_work_left_gives_back_the_start(work: float) -> None:
     problem = problems()[1]
     plan = next(plan for name, plan in problem.trivial() if name.startswith("even"))
-    search = Search(problem, 60.0)
+    search = SearchState(problem, 60.0)
     search.offer(plan)
     search.engine_work = search.work_s - work
     PARTITION_SOLVERS.get("max-load-cp-sat").run(search)

@@ -14,9 +14,9 @@ import pytest
 
 from planner.errors import InfeasibleError, UsageError
 from planner.importers import operator_graph_from
-from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Search, solve_partition, solvers_for
+from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, SearchState, solve_partition, solvers_for
 from planner.space import Violation
-from planner.space.partition import MaxLoadDecision, MaxLoadProblem, Verdict, max_load_problem
+from planner.space.partition import MaxLoadDecision, MaxLoadProblem, PartitionVerdict, max_load_problem
 from tests.partition.instances import operator_graph
 
 SOLVERS = {
@@ -44,10 +44,10 @@ class Pick:
 
     unit = "ms"
 
-    def judge(self, decision: int) -> Verdict:
+    def judge(self, decision: int) -> PartitionVerdict:
         value = self.values[decision]
         over = (Violation("memory", 0, f"{value} is over {self.limit}", value, self.limit),)
-        return Verdict(value, over if value > self.limit else (), (value,))
+        return PartitionVerdict(value, over if value > self.limit else (), (value,))
 
     def trivial(self) -> tuple[tuple[str, int], ...]:
         return (("the first", 0),)
@@ -70,7 +70,7 @@ def register() -> Iterator[Any]:
 def answers(decision: int | None, objective: float, bound: float, calls: list[Any] | None = None) -> Any:
     """A solver that always says the same."""
 
-    def run(search: Search) -> None:
+    def run(search: SearchState) -> None:
         if calls is not None:
             calls.append((search.solver, search.decision, search.deadline.left_s))
         search.offer(decision, objective)
@@ -125,10 +125,10 @@ def test_a_solver_that_does_not_take_the_problem_is_refused_by_name() -> None:
 def test_work_is_measured_out_whatever_the_turns_before_took(register: Any) -> None:
     given: list[float] = []
 
-    def slow(search: Search) -> None:
+    def slow(search: SearchState) -> None:
         time.sleep(0.1)
 
-    def counting(search: Search) -> None:
+    def counting(search: SearchState) -> None:
         assert search.deadline.left_s < search.work_s
         given.append(search.work_s)
         search.offer(1, 1.0)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from planner.errors import JobError
 from planner.importers import OperatorGraph, OperatorNode, load_operator_graph
-from planner.solvers.partition import PARTITION_SOLVERS, Result, Search, search_partition
+from planner.solvers.partition import PARTITION_SOLVERS, Result, SearchState, search_partition
 from planner.solvers.partition.latency import latency_bound
 from planner.space.partition import LatencyDecision, LatencyProblem, latency_problem
 from tests.oracles.partitions import by_force
@@ -152,7 +152,7 @@ def test_graphs_that_make_no_sense_are_refused() -> None:
 
 def test_rounds_are_counted_by_work_and_not_by_the_clock() -> None:
     def listed(limit_s: float) -> Result:
-        search = Search(_diamond(0.7, accelerators=3), limit_s)
+        search = SearchState(_diamond(0.7, accelerators=3), limit_s)
         search.work_s = 0.048
         search.offer_all(search.problem.trivial())
         PARTITION_SOLVERS.get("latency-list").run(search)

@@ -14,7 +14,7 @@ from planner.errors import ModelError, UsageError
 from planner.importers import load_graph
 from planner.solvers.partition import hierarchical_dp, search_partition
 from planner.space.partition import (
-    Layers,
+    LayerDag,
     Memory,
     PipeDreamProblem,
     PlacedPipelineProblem,
@@ -29,7 +29,7 @@ from tests.partition.pipedream_cases import recorded, recorded_rows, released_pr
 from tests.shared_data import shared_path
 
 CHAIN = chain_layers([4.0, 6.0, 2.0], [1.0, 2.0, 8.0], [3.0, 5.0, 7.0])
-DIAMOND = Layers(  # 0 -> 1, 2 -> 3
+DIAMOND = LayerDag(  # 0 -> 1, 2 -> 3
     np.array([1.0, 2.0, 3.0, 4.0]),
     np.zeros(4),
     np.array([10.0, 1.0, 2.0, 5.0]),

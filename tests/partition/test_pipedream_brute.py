@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.solvers.partition import search_partition
-from planner.space.partition import Layers, Memory, PipeDreamProblem, PlacedPipelineProblem
+from planner.space.partition import LayerDag, Memory, PipeDreamProblem, PlacedPipelineProblem
 from tests.oracles.partitions import by_force
 from tests.partition.pipedream_cases import TERMS, layer_graphs, memories
 
@@ -30,7 +30,7 @@ def same(first: float, second: float) -> bool:
     terms=st.fixed_dictionaries(TERMS),
 )
 def test_one_level(
-    layers: Layers, machines: int, speed: float, memory: Memory, replicate: bool, use_fewer: bool, terms: dict
+    layers: LayerDag, machines: int, speed: float, memory: Memory, replicate: bool, use_fewer: bool, terms: dict
 ) -> None:
     problem = PipeDreamProblem(
         layers, (machines,), (speed,), memory=memory, replicate=replicate, use_all=not use_fewer, **terms
@@ -51,7 +51,7 @@ def test_one_level(
     terms=st.fixed_dictionaries(TERMS),
 )
 def test_several_levels(
-    layers: Layers,
+    layers: LayerDag,
     machines: tuple[int, ...],
     speeds: tuple[float, ...],
     memory: Memory,
@@ -85,7 +85,7 @@ def test_several_levels(
     terms=st.fixed_dictionaries(TERMS),
 )
 def test_placed(
-    layers: Layers,
+    layers: LayerDag,
     fanout: tuple[int, ...],
     speeds: tuple[float, ...],
     memory: Memory,

@@ -25,7 +25,7 @@ from planner.plans import (
 )
 from planner.plans.model import repeats, skeletons, template
 from planner.plans.shardings import transposed
-from planner.sharding import Axis, Boundary, Reason, Strategy, TensorChoice, WeightChoice, layout_text
+from planner.sharding import Axis, BoundaryLayout, Reason, Strategy, TensorChoice, WeightChoice, layout_text
 from tests.plans.sample import decision, make_plan
 from tests.plans.sharded_sample import Sample, language, leanest_by_sequence, mixture, sharded_plan
 from tests.shared_data import shared_path
@@ -82,7 +82,7 @@ def test_the_file_gives_back_the_very_decision(sample: Callable[[], Sample]) -> 
 def test_the_schema_knows_every_reason_and_treatment() -> None:
     hints = get_type_hints(GroupCollective), get_type_hints(Sharding)
     assert set(get_args(hints[0]["reason"])) == {"layout", *Reason}
-    assert set(get_args(get_args(hints[1]["boundaries"])[0])) == set(Boundary)
+    assert set(get_args(get_args(hints[1]["boundaries"])[0])) == set(BoundaryLayout)
 
 
 def test_a_block_that_repeats_is_written_once() -> None:

@@ -15,7 +15,7 @@ from planner.graph import Graph
 from planner.hardware import Cluster
 from planner.plans import Fault, Plan, ShardedBlock, dumps, explain, loads, rebuild, seal, split_reasons, validate
 from planner.report import explanation_document
-from planner.sharding import Boundary, canonical_layout, evaluate
+from planner.sharding import BoundaryLayout, canonical_layout, evaluate
 from planner.systems import plan_system
 
 JOB = planner.Job(global_batch=16, precision="fp16")
@@ -138,4 +138,4 @@ def test_a_free_boundary_does_not_follow_from_the_shape() -> None:
     graph = planner.load_graph("gpt2")
     tensor = next(iter(graph.tensors.values()))
     with pytest.raises(UsageError, match="is free"):
-        canonical_layout(tensor, (Boundary.FREE,), (8,))
+        canonical_layout(tensor, (BoundaryLayout.FREE,), (8,))

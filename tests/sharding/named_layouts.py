@@ -6,11 +6,11 @@ import itertools
 from collections.abc import Collection, Mapping
 
 from planner.errors import InfeasibleError
-from planner.sharding.named_layout import LayoutAnswer, Program, peak_bytes
+from planner.sharding.named_layout import LayoutAnswer, NamedProgram, peak_bytes
 
 
 def brute_force_layout(
-    program: Program, mesh: Mapping[str, int], *, unsplittable: Collection[str] = ()
+    program: NamedProgram, mesh: Mapping[str, int], *, unsplittable: Collection[str] = ()
 ) -> LayoutAnswer:
     """The layout of least peak, of those the one that splits most, ties to earlier names; (axes + 1) ** dims."""
     dims, tensors = program.dims(), {t.name: t for t in program.tensors}

@@ -10,7 +10,7 @@ import pytest
 from planner.hardware import load_cluster
 from planner.sharding import (
     Boundaries,
-    Boundary,
+    BoundaryLayout,
     GraphFacts,
     Mesh,
     Setting,
@@ -28,7 +28,7 @@ from planner.sharding.inner_points import BlockProblem, BlockView
 from tests.sharding.graphs import products
 from tests.sharding.test_inner import _one_block
 
-REPLICATED, SEQUENCE = Boundary.REPLICATED, Boundary.SEQUENCE
+REPLICATED, SEQUENCE = BoundaryLayout.REPLICATED, BoundaryLayout.SEQUENCE
 
 
 def _problem(mesh: Mesh) -> BlockProblem:

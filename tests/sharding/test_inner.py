@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from planner.costs import precision, profile
-from planner.graph import Block, Chain, Graph, build_chain
+from planner.graph import Chain, ChainBlock, Graph, build_chain
 from planner.hardware import load_cluster
 from planner.importers import load_graph
 from planner.sharding import (
-    Boundary,
+    BoundaryLayout,
     InnerCache,
     InnerCosts,
     NodePrices,
@@ -37,7 +37,7 @@ from tests.operators.calls import node, tensor
 from tests.sharding.graphs import attention_block
 from tests.shared_data import shared_path
 
-REPLICATED, SEQUENCE, BATCH = Boundary.REPLICATED, Boundary.SEQUENCE, Boundary.BATCH
+REPLICATED, SEQUENCE, BATCH = BoundaryLayout.REPLICATED, BoundaryLayout.SEQUENCE, BoundaryLayout.BATCH
 
 
 def _one_block(work_s: float = 1e-3) -> tuple[Chain, Graph, NodePrices]:
@@ -46,7 +46,7 @@ def _one_block(work_s: float = 1e-3) -> tuple[Chain, Graph, NodePrices]:
     first = replace(block.tensors["x"], name="x0")
     graph = replace(block, nodes=(node("Mul", "x0 g1", "x"), *block.nodes), tensors={**block.tensors, "x0": first})
     count = len(graph.nodes)
-    blocks = (Block("scale", (0,), (), "scale"), Block("layer", tuple(range(1, count)), (), "layer"))
+    blocks = (ChainBlock("scale", (0,), (), "scale"), ChainBlock("layer", tuple(range(1, count)), (), "layer"))
     chain = Chain(graph, blocks, ())
     times = np.array([work_s * (n.op in ("MatMul", "Attention")) for n in graph.nodes])
     prices = SimpleNamespace(
@@ -64,7 +64,7 @@ def _one_block(work_s: float = 1e-3) -> tuple[Chain, Graph, NodePrices]:
         ("x 128 64", SEQUENCE, "R"), ("x 128 64", BATCH, "S0"), ("x 64", BATCH, "R"),
     ],
 )  # fmt: skip
-def test_canonical_layouts_on_4_ranks(shape: str, boundary: Boundary, expected: str) -> None:
+def test_canonical_layouts_on_4_ranks(shape: str, boundary: BoundaryLayout, expected: str) -> None:
     assert layout_text(canonical_layout(tensor(shape), (boundary,), (4,))) == expected
 
 

@@ -21,7 +21,7 @@ from planner.sharding import (
     reshard,
     strategies,
 )
-from planner.sharding.named_layout import NamedOperation, NamedTensor, Program, assignments, best_layout
+from planner.sharding.named_layout import NamedOperation, NamedProgram, NamedTensor, assignments, best_layout
 from planner.sharding.searches.tofu import Pass, cut_bytes, cuts_of
 from tests.operators.calls import call
 from tests.sharding.graphs import zero_choice
@@ -142,7 +142,7 @@ def test_mesh_tensorflow_all_reduces_of_a_feed_forward_layer(
     assert _feed_forward(mesh, one, two, rows, inner, rows) == (act, weights)
 
 
-PRODUCT = Program(
+PRODUCT = NamedProgram(
     (
         NamedTensor("x", ("a", "b"), (10, 5)),
         NamedTensor("w", ("b", "c"), (5, 20)),

@@ -12,7 +12,7 @@ from planner.graph import Graph, build_chain
 from planner.hardware import Collective, load_cluster
 from planner.importers import graph_from_proto, load_graph
 from planner.sharding import (
-    Boundary,
+    BoundaryLayout,
     Setting,
     WeightChoice,
     collective_uses,
@@ -82,7 +82,7 @@ def test_blocks_of_gshard_over_64_devices_are_expert_parallel() -> None:
     costs = inner_costs(build_chain(graph), profile(graph, cluster.devices[0]), Setting(graph, mesh))
     assert costs.solved <= 8 < len(costs.blocks)
     best = sharded_costs(costs)[0]
-    assert best.boundaries == (Boundary.BATCH,)
+    assert best.boundaries == (BoundaryLayout.BATCH,)
     sent = 128 * 16 * 1024 * 2 * 63 / 64
     phases: list[str] = []
     for block, point in zip(costs.blocks, best.points, strict=True):
@@ -109,8 +109,8 @@ def test_experts_of_mixtral_are_dealt_to_eight_ranks() -> None:
     cluster = load_cluster("dgx-h100", nodes=1)
     prices = profile(graph, cluster.devices[0])
     costs = inner_costs(build_chain(graph), prices, Setting(graph, mesh_on(cluster, {"tensor": 8})))
-    block = next(b for b in costs.blocks if any("experts" in n for n in b.points[Boundary.SEQUENCE,][0].decision))
-    fastest = block.named(block.points[Boundary.SEQUENCE,][0])
+    block = next(b for b in costs.blocks if any("experts" in n for n in b.points[BoundaryLayout.SEQUENCE,][0].decision))
+    fastest = block.named(block.points[BoundaryLayout.SEQUENCE,][0])
     experts = {name: part for name, part in fastest.weights if len(graph.tensors[name].shape) == 3}
     assert [graph.tensors[name].shape for name in experts] == [(8, 4096, 28672), (8, 14336, 4096)]
     assert set(experts.values()) == {1 / 8}

@@ -18,7 +18,7 @@ from planner.errors import InfeasibleError
 from planner.hardware import load_cluster
 from planner.sharding import Options, Setting, WeightChoice, ideal_mesh, mesh_on
 from planner.sharding.elimination import Factor, least_within, minimise, value
-from planner.sharding.named_layout import NamedOperation, NamedTensor, Program, best_layout
+from planner.sharding.named_layout import NamedOperation, NamedProgram, NamedTensor, best_layout
 from planner.sharding.searches import get
 from tests.sharding.graphs import attention_block, products, setting
 from tests.sharding.named_layouts import brute_force_layout
@@ -99,7 +99,7 @@ def test_named_layouts_equal_those_of_brute_force(data: st.DataObject) -> None:
         reads = data.draw(st.lists(st.sampled_from([t.name for t in tensors]), min_size=1, max_size=2, unique=True))
         tensors.append(tensor(f"t{k}"))
         operations.append(NamedOperation(tuple(reads), (f"t{k}",)))
-    program, mesh = Program(tuple(tensors), tuple(operations)), {"m": 2, "n": 3}
+    program, mesh = NamedProgram(tuple(tensors), tuple(operations)), {"m": 2, "n": 3}
     found, exact = best_layout(program, mesh), brute_force_layout(program, mesh)
     assert len(found.assignment) == len(exact.assignment)
     assert found.peak_bytes == pytest.approx(exact.peak_bytes)

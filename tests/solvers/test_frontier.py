@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from planner.hardware import Cluster
 from planner.solvers import Judge, Solution, chain_dp, critical_path, outer, search
 from planner.solvers._frontier import Frontier, ProblemGroup, SearchTask
-from planner.solvers._objectives import ClosedForm, LongestChain, Objective
+from planner.solvers._objectives import ClosedForm, LongestChain, TimeObjective
 from planner.space import BlockCosts, Configuration, Evaluation, Formulator, Job, evaluate, played_s
 from planner.space.problem import StageProblem
 from planner.space.terms import TermCache
@@ -21,7 +21,7 @@ from tests.oracles import stages as brute_force
 from tests.space.instances import chain, cluster, random_instance
 
 
-def frontier(costs: BlockCosts, machine: Cluster, job: Job, objective: Objective) -> Frontier:
+def frontier(costs: BlockCosts, machine: Cluster, job: Job, objective: TimeObjective) -> Frontier:
     return Frontier(Formulator(machine, job), machine, job, objective, [costs])
 
 
@@ -38,7 +38,7 @@ OBJECTIVES = pytest.mark.parametrize("objective", [ClosedForm(), LongestChain()]
     overlap=st.sampled_from([0.0, 0.4, 1.0]),
 )
 def test_what_enumeration_finds_is_never_ruled_out(
-    objective: Objective, seed: int, schedule: str, zero: int, copies: int, overlap: float
+    objective: TimeObjective, seed: int, schedule: str, zero: int, copies: int, overlap: float
 ) -> None:
     costs, machine, job = random_instance(seed, others=True)
     job = dataclasses.replace(job, overlap=overlap)
@@ -59,7 +59,7 @@ def test_what_enumeration_finds_is_never_ruled_out(
 @OBJECTIVES
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 10**6))
-def test_tightened_bounds_stay_below_the_best_of_their_problems(objective: Objective, seed: int) -> None:
+def test_tightened_bounds_stay_below_the_best_of_their_problems(objective: TimeObjective, seed: int) -> None:
     costs, machine, job = random_instance(seed)
     left = frontier(costs, machine, job, objective)
     formulator = Formulator(machine, job)
@@ -83,7 +83,7 @@ def test_tightened_bounds_stay_below_the_best_of_their_problems(objective: Objec
 
 @pytest.mark.parametrize(("objective", "too_short_s"), [(ClosedForm(), 11.9), (LongestChain(), 10.9)])
 def test_recomputation_that_memory_forces_and_uneven_replicas_are_in_the_bound(
-    objective: Objective, too_short_s: float
+    objective: TimeObjective, too_short_s: float
 ) -> None:
     # Two devices of three may be used by two micro-batches; activations fit only when recomputed: 1 + 2 + 1 each.
     # A chain of waits might be one of two stages: 1 + 2 before the cut, then 2 x (1 + 2 + 1) in two replicas.
@@ -100,7 +100,7 @@ def test_recomputation_that_memory_forces_and_uneven_replicas_are_in_the_bound(
 
 
 @OBJECTIVES
-def test_synchronisation_is_in_the_bound(objective: Objective) -> None:
+def test_synchronisation_is_in_the_bound(objective: TimeObjective) -> None:
     # One stage on four devices: 400 bytes of gradients, 2 x 3/4 of them at 50 bytes/s, and an update of 1 s.
     costs = chain([1.0], elements=100.0, update_s=1.0)
     machine, job = cluster((4,), (50.0,)), Job(global_batch=8, precision="fp32")
@@ -110,7 +110,7 @@ def test_synchronisation_is_in_the_bound(objective: Objective) -> None:
 
 
 @OBJECTIVES
-def test_exchanges_in_every_pass_are_in_the_bound(objective: Objective) -> None:
+def test_exchanges_in_every_pass_are_in_the_bound(objective: TimeObjective) -> None:
     # One stage on four devices with ZeRO-3: 2 micro-batches of 1 + 2 s, for each of which 3/4 of 400 bytes are gathered
     # twice and scattered once at 50 bytes/s, and a quarter of an update of 1 s.
     costs = chain([1.0], elements=100.0, update_s=1.0)

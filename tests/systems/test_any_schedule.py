@@ -12,7 +12,7 @@ from planner.graph import Graph
 from planner.hardware import Cluster
 from planner.schedules import names
 from planner.space.subspaces import Limits
-from planner.systems import Setting, System, get
+from planner.systems import System, SystemSetting, get
 from tests.systems.toy import run_system
 
 JOB = planner.Job(global_batch=16, precision="fp32")
@@ -24,9 +24,9 @@ def loaded() -> tuple[Graph, Cluster]:
 
 
 @cache
-def setting() -> Setting:
+def setting() -> SystemSetting:
     graph, cluster = loaded()
-    return Setting(planner.Pricer(graph, cluster, JOB), cluster, JOB)
+    return SystemSetting(planner.Pricer(graph, cluster, JOB), cluster, JOB)
 
 
 @pytest.mark.parametrize("name", names())

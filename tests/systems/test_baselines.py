@@ -6,7 +6,7 @@ import pytest
 
 import planner
 from planner.solvers.layouts import wide_meshes
-from planner.systems import Setting, SystemRow, compare_systems
+from planner.systems import SystemRow, SystemSetting, compare_systems
 from planner.systems.proposals import task_of
 
 
@@ -75,7 +75,7 @@ def test_the_model_axis_is_as_wide_as_weights_and_their_states_need() -> None:
     1,536. One A100 holds GPT-2."""
     cluster, job = planner.load_cluster("dgx-a100", nodes=128), planner.Job(global_batch=1536)
     large, small = (
-        Setting(planner.Pricer(planner.load_graph(model), cluster, job), cluster, job)
+        SystemSetting(planner.Pricer(planner.load_graph(model), cluster, job), cluster, job)
         for model in ("gpt3-175b", "gpt2")
     )
     assert list(wide_meshes(task_of(large))) == [(16, 64), (8, 96)]

@@ -12,11 +12,11 @@ from planner.api import load_graph
 from planner.hardware import load_cluster
 from planner.solvers.partition import search_partition
 from planner.space.partition import PipeDreamProblem, Released, recorded_layers
-from planner.systems import Setting, decide, get
+from planner.systems import SystemSetting, decide, get
 from tests.shared_data import shared_path
 
 
-def recorded(name: str, hardware: str, nodes: int, minibatch: int, *, parts: tuple[int, ...] = (1,)) -> Setting:
+def recorded(name: str, hardware: str, nodes: int, minibatch: int, *, parts: tuple[int, ...] = (1,)) -> SystemSetting:
     folder = shared_path(f"instances/pipedream/{name}.graph.txt").parent
     return bench_of(folder, name, load_cluster(hardware, nodes=nodes, stack="eager"), minibatch, parts=parts)
 

@@ -9,13 +9,13 @@ import pytest
 import planner
 from planner.errors import UsageError
 from planner.solvers.partition.cluster_chains import allocations
-from planner.systems import Setting, SystemRow, compare_systems, get
+from planner.systems import SystemRow, SystemSetting, compare_systems, get
 
 
-def setting(model: str, hardware: str, batch: int, *, nodes: int | None = None, **options: str) -> Setting:
+def setting(model: str, hardware: str, batch: int, *, nodes: int | None = None, **options: str) -> SystemSetting:
     graph, cluster = planner.load_graph(model), planner.load_cluster(hardware, nodes=nodes)
     job = planner.Job(global_batch=batch, **options)  # type: ignore[arg-type]
-    return Setting(planner.Pricer(graph, cluster, job), cluster, job)
+    return SystemSetting(planner.Pricer(graph, cluster, job), cluster, job)
 
 
 TABLES = "dlrm", "dgx-a100", 65536, "1f1b", "data-parallel", "parallax", "auto"

@@ -12,7 +12,7 @@ from planner.errors import ModelError, PlanError, UsageError
 from planner.partitions.options import PartitionOptions
 from planner.partitions.plan_file import Part, Ranges, from_ranges, to_ranges
 from planner.registry import Registry, did_you_mean
-from planner.space.partition import PartitionProblem, Verdict
+from planner.space.partition import PartitionProblem, PartitionVerdict
 
 HEAD_BYTES = 4096
 """Bytes at the beginning of a file by which families recognise it."""
@@ -81,7 +81,7 @@ class Objective:
     options: frozenset[str]
     settle: Callable[[Instance, PartitionOptions], PartitionOptions]
     problem: Callable[[Instance, PartitionOptions], PartitionProblem]
-    encode: Callable[[Instance, Any, Any, Verdict], tuple[Part, ...]]
+    encode: Callable[[Instance, Any, Any, PartitionVerdict], tuple[Part, ...]]
     decode: Callable[[Instance, Any, Sequence[Part]], Any]
     aliases: tuple[str, ...] = ()
 

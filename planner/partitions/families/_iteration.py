@@ -22,10 +22,10 @@ from planner.space.blocks import range_sums
 from planner.space.partition import (
     IterationDecision,
     IterationProblem,
-    Layers,
+    LayerDag,
     MeshStage,
+    PartitionVerdict,
     PiperProblem,
-    Verdict,
     boundary_levels,
 )
 
@@ -77,7 +77,7 @@ def _uniform_choices(problem: PiperProblem, order: Sequence[int]) -> Iterator[tu
                 yield tensor, name, np.array([choice_of[node] for node in order])
 
 
-def layer_iteration(layers: Layers, options: PartitionOptions) -> IterationProblem:
+def layer_iteration(layers: LayerDag, options: PartitionOptions) -> IterationProblem:
     """The iteration problem of a profile on data-parallel meshes; a profiled minibatch is a micro-batch.
 
     A stage of d replicas takes compute / d + 2 (d-1) / d * weights / B / M per micro-batch: the exchange of gradients,
@@ -125,7 +125,11 @@ def iteration_objective(
 
 
 def _encode(
-    instance: Instance, problem: IterationProblem, decision: IterationDecision, verdict: Verdict, order: Sequence[int]
+    instance: Instance,
+    problem: IterationProblem,
+    decision: IterationDecision,
+    verdict: PartitionVerdict,
+    order: Sequence[int],
 ) -> tuple[Part, ...]:
     """The stages as parts; `order` are the positions of the layers."""
     parts = []
@@ -189,7 +193,7 @@ def _upper(table: np.ndarray) -> np.ndarray:
     return table
 
 
-def _live_bytes(layers: Layers) -> np.ndarray:
+def _live_bytes(layers: LayerDag) -> np.ndarray:
     """[L] bytes across the boundary before each layer, one way, each result once."""
     last_reader = np.arange(layers.count)
     np.maximum.at(last_reader, layers.edges[:, 0], layers.edges[:, 1])

@@ -20,7 +20,7 @@ from planner.space.partition import (
     MaxLoadDecision,
     MaxLoadProblem,
     OperatorPlacement,
-    Verdict,
+    PartitionVerdict,
     latency_problem,
     max_load_problem,
 )
@@ -53,7 +53,7 @@ def _problem(instance: Instance, options: PartitionOptions) -> MaxLoadProblem:
 
 
 def _encode(
-    instance: Instance, problem: MaxLoadProblem, decision: MaxLoadDecision, verdict: Verdict
+    instance: Instance, problem: MaxLoadProblem, decision: MaxLoadDecision, verdict: PartitionVerdict
 ) -> tuple[Part, ...]:
     """One part per device, also without nodes, so that a part's position is its device's number."""
     nodes: list[list[int]] = [[] for _ in range(problem.devices)]
@@ -63,7 +63,7 @@ def _encode(
 
 
 def _parts(
-    instance: Instance, problem: OperatorPlacement, nodes: Sequence[Sequence[int]], verdict: Verdict
+    instance: Instance, problem: OperatorPlacement, nodes: Sequence[Sequence[int]], verdict: PartitionVerdict
 ) -> tuple[Part, ...]:
     """Parts of the accelerators, then of the CPUs, each with its nodes in the given order."""
     parts = []
@@ -121,7 +121,7 @@ def _latency(instance: Instance, options: PartitionOptions) -> LatencyProblem:
 
 
 def _encode_latency(
-    instance: Instance, problem: LatencyProblem, decision: LatencyDecision, verdict: Verdict
+    instance: Instance, problem: LatencyProblem, decision: LatencyDecision, verdict: PartitionVerdict
 ) -> tuple[Part, ...]:
     """One part per device, with its nodes in the order in which it runs them."""
     turns = [[i for i in decision.order if decision.devices[i] == device] for device in range(problem.devices)]

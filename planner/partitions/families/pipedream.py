@@ -17,15 +17,15 @@ from planner.partitions.options import PartitionOptions, check_devices
 from planner.partitions.plan_file import Part
 from planner.space.partition import (
     IterationProblem,
-    Layers,
+    LayerDag,
     Memory,
     PartitionProblem,
+    PartitionVerdict,
     PipeDreamProblem,
     PlacedPipelineProblem,
     PlacedStage,
     Released,
     ReplicatedStage,
-    Verdict,
     priced_layers,
     recorded_layers,
 )
@@ -72,7 +72,7 @@ def _settle(instance: Instance, options: PartitionOptions) -> PartitionOptions:
     )
 
 
-def layers_of(instance: Instance, cost: str | None) -> Layers:
+def layers_of(instance: Instance, cost: str | None) -> LayerDag:
     """Layers with the recorded sizes for the released cost, else with the true sizes."""
     graph = instance.content
     return recorded_layers(graph) if cost == "released" else priced_layers(graph, imported_profile(graph))
@@ -91,7 +91,7 @@ def _encode(
     instance: Instance,
     problem: PipeDreamProblem | PlacedPipelineProblem,
     decision: Sequence[ReplicatedStage | PlacedStage],
-    verdict: Verdict,
+    verdict: PartitionVerdict,
 ) -> tuple[Part, ...]:
     kept_bytes = verdict.kept_bytes or (None,) * len(decision)
     return tuple(

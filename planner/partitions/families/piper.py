@@ -16,10 +16,10 @@ from planner.partitions.options import PartitionOptions, check_devices
 from planner.partitions.plan_file import ChoiceRun, Part
 from planner.space.partition import (
     IterationProblem,
+    PartitionVerdict,
     PiperDecision,
     PiperProblem,
     PiperStage,
-    Verdict,
     piper_problem,
 )
 
@@ -55,7 +55,9 @@ def _problem(instance: Instance, options: PartitionOptions) -> PiperProblem:
     return dataclasses.replace(problem, bandwidth_bytes_per_s=rates[0])
 
 
-def _encode(instance: Instance, problem: PiperProblem, decision: PiperDecision, verdict: Verdict) -> tuple[Part, ...]:
+def _encode(
+    instance: Instance, problem: PiperProblem, decision: PiperDecision, verdict: PartitionVerdict
+) -> tuple[Part, ...]:
     return tuple(
         Part(
             "stage",

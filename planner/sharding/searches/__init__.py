@@ -43,7 +43,7 @@ class ShardingAnswer:
         return ShardingAnswer(decision, evaluate(setting, decision, memory_bytes=memory_bytes))
 
 
-class Search(Protocol):
+class ShardingSearch(Protocol):
     """A search over layouts."""
 
     def __call__(self, setting: Setting, *, memory_bytes: float | None = None) -> ShardingAnswer:
@@ -89,7 +89,7 @@ def fastest_choices(
     return choices
 
 
-SEARCHES: Registry[Search] = Registry("planner.sharding.searches", "sharding search")
+SEARCHES: Registry[ShardingSearch] = Registry("planner.sharding.searches", "sharding search")
 
 
 get, names = SEARCHES.get, SEARCHES.names

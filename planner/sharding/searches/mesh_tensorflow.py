@@ -26,7 +26,7 @@ from planner.operators import DimKind, LoopNest, OpSpec
 from planner.sharding.elimination import Factor
 from planner.sharding.formulate import formulate
 from planner.sharding.layout import REPLICATED, Part, indexed
-from planner.sharding.named_layout import NamedOperation, NamedTensor, Program, best_layout
+from planner.sharding.named_layout import NamedOperation, NamedProgram, NamedTensor, best_layout
 from planner.sharding.problem import Choice, GraphFacts, Setting
 from planner.sharding.resting import resting_as
 from planner.sharding.searches import SEARCHES, ShardingAnswer, fastest_choices
@@ -262,7 +262,7 @@ def _summed(factors: Iterable[Factor]) -> list[Factor]:
     return [Factor(variables, table) for variables, table in table_of.items()]
 
 
-def program_of(named: _NamedProblem) -> Program:
+def program_of(named: _NamedProblem) -> NamedProgram:
     """The forward program of a setting's nodes, with the dimensions that each operation cannot split."""
     setting, graph, names = named.setting, named.graph, named.names
     tensors: dict[str, NamedTensor] = {}
@@ -286,7 +286,7 @@ def program_of(named: _NamedProblem) -> Program:
         twice = {d for n in (*reads, *writes) for d, count in Counter(tensors[n].dims).items() if count > 1}
         twice |= {d for d, count in led.items() if count > 1}
         operations.append(NamedOperation(reads, writes, tuple(sorted(used - cut | twice))))
-    return Program(tuple(tensors.values()), tuple(operations))
+    return NamedProgram(tuple(tensors.values()), tuple(operations))
 
 
 @SEARCHES.entry("mesh-tensorflow")

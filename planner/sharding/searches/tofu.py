@@ -49,7 +49,7 @@ class Pass:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class TofuCut:
     """One cut of a pass: the dimension ("" repeats the work), and the part of each operand and result."""
 
     dim: str
@@ -99,7 +99,7 @@ def passes_of(graph: Graph, i: int, spec: OpSpec, wanted: frozenset[str]) -> lis
     return passes
 
 
-def cuts_of(op: Pass, ranks: int, item_bytes: float) -> list[Cut]:
+def cuts_of(op: Pass, ranks: int, item_bytes: float) -> list[TofuCut]:
     """All cuts of a pass in `ranks` parts; repeated work only where there is none."""
     cuts = []
     sizes = {d.name: d.size for n in op.nests for d in n.dims}
@@ -115,9 +115,9 @@ def cuts_of(op: Pass, ranks: int, item_bytes: float) -> list[Cut]:
             tuple(side.get(p, REPLICATED) for p in range(count))
             for side, count in ((reads, len(op.reads)), (writes, len(op.writes)))
         ]
-        cuts.append(Cut(dim, parts[0], parts[1], halo))
+        cuts.append(TofuCut(dim, parts[0], parts[1], halo))
     if not cuts:
-        cuts.append(Cut("", (REPLICATED,) * len(op.reads), (REPLICATED,) * len(op.writes)))
+        cuts.append(TofuCut("", (REPLICATED,) * len(op.reads), (REPLICATED,) * len(op.writes)))
     return cuts
 
 
@@ -145,7 +145,7 @@ def moved_bytes(rest: Part, used: Part, ranks: int, byte_count: float, *, writte
     return byte_count * (ranks - 1) / (ranks if want.cuts else 1)
 
 
-def cut_bytes(op: Pass, cut: Cut, rests: Sequence[Part], ranks: int, item_bytes: float) -> float:
+def cut_bytes(op: Pass, cut: TofuCut, rests: Sequence[Part], ranks: int, item_bytes: float) -> float:
     """Bytes that all ranks move in one pass, given how its tensors rest (reads first, then writes)."""
     sizes = {d.name: d.size for n in op.nests for d in n.dims}
     total = cut.halo_bytes
@@ -264,7 +264,7 @@ class _Recursion:
         parts = [Part(d) for d in range(rank) if all(self.shapes[n][d] % ranks == 0 for n in members)]
         return parts or [REPLICATED]
 
-    def table(self, op: Pass, ranks: int, rests: Mapping[str, list[Part]]) -> tuple[Factor, np.ndarray, list[Cut]]:
+    def table(self, op: Pass, ranks: int, rests: Mapping[str, list[Part]]) -> tuple[Factor, np.ndarray, list[TofuCut]]:
         """Least bytes of a pass for each combination of its tensors' parts, and the cut that reaches it."""
         cuts = cuts_of(op, ranks, self.item_bytes)
         names = [*op.reads, *op.writes]

@@ -25,7 +25,7 @@ from planner.solvers.partition.types import Deadline as Deadline
 from planner.solvers.partition.types import OutOfTime as OutOfTime
 from planner.solvers.partition.types import Progress as Progress
 from planner.solvers.partition.types import Result as Result
-from planner.solvers.partition.types import Search as Search
+from planner.solvers.partition.types import SearchState as SearchState
 from planner.space.partition import PartitionProblem
 from planner.units import format_bytes
 
@@ -50,7 +50,7 @@ class PartitionSolver:
     """
 
     takes: type
-    run: Callable[[Search], None]
+    run: Callable[[SearchState], None]
     turn: int = 0
     share: Callable[[Any], float] = lambda _: 1.0
 
@@ -111,7 +111,7 @@ def search_partition(
     Where no time is left (zero or less), the result holds the best trivial plan.
     """
     names = _solver_names(problem, solver)
-    search = Search(problem, time_limit_s, progress)
+    search = SearchState(problem, time_limit_s, progress)
     search.offer_all([("start", start)])
     trivial = [(f"trivial plan: {label}", plan) for label, plan in problem.trivial()]
     if solver == AUTO:
@@ -123,7 +123,7 @@ def search_partition(
     return search.result()
 
 
-def _take_turn(search: Search, name: str, share: float) -> None:
+def _take_turn(search: SearchState, name: str, share: float) -> None:
     """Run a solver for a share of the remaining time, unless the search is settled."""
     search_deadline = search.deadline
     if search.settled or share <= 0 or search_deadline.passed:

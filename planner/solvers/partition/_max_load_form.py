@@ -26,7 +26,7 @@ import numpy as np
 
 from planner.graph import components
 from planner.memory import fits
-from planner.solvers.partition.types import NEVER, RELATIVE_TOLERANCE, Deadline, Search, device_numbers
+from planner.solvers.partition.types import NEVER, RELATIVE_TOLERANCE, Deadline, SearchState, device_numbers
 from planner.space.partition import MaxLoadDecision, MaxLoadProblem
 
 _MOST_COUNTED = 600
@@ -35,7 +35,7 @@ _SAFE = 1 - 1e-12
 
 
 @dataclass(frozen=True, eq=False)
-class Form:
+class MaxLoadForm:
     """A max-load problem on g groups.
 
     Attributes:
@@ -78,18 +78,18 @@ class Form:
         return tuple(int(d) for d in device[self.group_of])
 
 
-def form_of(problem: MaxLoadProblem) -> Form:
+def form_of(problem: MaxLoadProblem) -> MaxLoadForm:
     """Group nodes by colour and, for contiguous plans, by cycles of forward edges; O(nodes + edges)."""
     first: dict[int, int] = {}
     return _grouped(problem, [first.setdefault(int(c), i) if c >= 0 else i for i, c in enumerate(problem.colour)])
 
 
-def merge_groups(form: Form, into: np.ndarray) -> Form:
+def merge_groups(form: MaxLoadForm, into: np.ndarray) -> MaxLoadForm:
     """The form with group v merged into group `into[v]`, int64 [g]; may exclude all best plans."""
     return _grouped(form.problem, into[form.group_of])
 
 
-def _grouped(problem: MaxLoadProblem, keys: Iterable[int]) -> Form:
+def _grouped(problem: MaxLoadProblem, keys: Iterable[int]) -> MaxLoadForm:
     """The form whose groups are the nodes with equal keys; in contiguous plans, cycles of forward edges as well."""
     group_of, arcs = _renumber(keys), np.zeros((0, 2), dtype=np.int64)
     if problem.contiguous:
@@ -106,7 +106,7 @@ def _grouped(problem: MaxLoadProblem, keys: Iterable[int]) -> Form:
         if problem.transfer_ms[u] > 0 and len(members) > 1:
             nets.setdefault(tuple(sorted(members)), []).append(float(problem.transfer_ms[u]))
     shapes = sorted(nets)
-    return Form(
+    return MaxLoadForm(
         problem=problem,
         group_of=group_of,
         acc=_sums(problem.accelerator_ms, group_of, groups),
@@ -133,7 +133,7 @@ def _sums(values: np.ndarray, group_of: np.ndarray, groups: int) -> np.ndarray:
     return np.array([math.fsum(m) for m in members], dtype=float)
 
 
-def reduce_form(form: Form, incumbent_ms: float = math.inf, deadline: Deadline = NEVER) -> Form:
+def reduce_form(form: MaxLoadForm, incumbent_ms: float = math.inf, deadline: Deadline = NEVER) -> MaxLoadForm:
     """Merge groups by the rules above until none applies, or until the deadline (every merge is valid by itself).
 
     Args:
@@ -157,7 +157,7 @@ def reduce_form(form: Form, incumbent_ms: float = math.inf, deadline: Deadline =
     return form
 
 
-def _inseparable(form: Form, limit: float, no_acc: np.ndarray, no_cpu: np.ndarray) -> list[tuple[int, int]]:
+def _inseparable(form: MaxLoadForm, limit: float, no_acc: np.ndarray, no_cpu: np.ndarray) -> list[tuple[int, int]]:
     """Pairs of groups with a common net that no plan with loads below the limit has on two devices.
 
     Args:
@@ -182,7 +182,7 @@ def _inseparable(form: Form, limit: float, no_acc: np.ndarray, no_cpu: np.ndarra
     return pairs
 
 
-def _followers(form: Form, no_acc: np.ndarray, no_cpu: np.ndarray) -> list[tuple[int, int]]:
+def _followers(form: MaxLoadForm, no_acc: np.ndarray, no_cpu: np.ndarray) -> list[tuple[int, int]]:
     """Pairs (v, u) where moving v to the device of u never raises a load; no group is next to two pairs."""
     nets_of: list[list[int]] = [[] for _ in range(form.groups)]
     for e, pins in enumerate(form.nets):
@@ -203,12 +203,12 @@ def _followers(form: Form, no_acc: np.ndarray, no_cpu: np.ndarray) -> list[tuple
     return pairs
 
 
-def simple_bound(form: Form) -> float:
+def simple_bound(form: MaxLoadForm) -> float:
     """The larger of the fluid and the pigeonhole bound, ms; O(g^2)."""
     return max(fluid_bound(form), pigeonhole_bound(form)) * _SAFE
 
 
-def fluid_bound(form: Form) -> float:
+def fluid_bound(form: MaxLoadForm) -> float:
     """Least largest load in ms if groups could be split at will and transfers were free; O(g log g).
 
     The groups with the smallest ratio of CPU time to accelerator time go to the CPUs, the last of them in part, so that
@@ -228,7 +228,7 @@ def fluid_bound(form: Form) -> float:
     return max(float(np.interp(even, moved, acc_ms)), float(np.interp(even, moved, cpu_ms)))
 
 
-def pigeonhole_bound(form: Form) -> float:
+def pigeonhole_bound(form: MaxLoadForm) -> float:
     """Lower bound in ms by the pigeonhole principle: of q k + 1 groups on k accelerators, q + 1 share one. O(g^2).
 
     Below a load T the CPUs can hold a limited number of the m largest groups. If q k + 1 of them are left to the
@@ -271,7 +271,7 @@ def _cumulated_smallest(times: np.ndarray) -> np.ndarray:
     return rows
 
 
-def prove(search: Search, bound: float) -> None:
+def prove(search: SearchState, bound: float) -> None:
     """Raise the bound of a search, ms; a bound within rounding of the best load is set to that load."""
     search.prove(search.objective if bound >= search.objective * (1 - RELATIVE_TOLERANCE) else bound)
 
@@ -287,7 +287,7 @@ def canonical(problem: MaxLoadProblem, decision: MaxLoadDecision) -> MaxLoadDeci
     return tuple(numbers[d] for d in decision)
 
 
-def group_devices(form: Form, plan: MaxLoadDecision) -> np.ndarray:
+def group_devices(form: MaxLoadForm, plan: MaxLoadDecision) -> np.ndarray:
     """int64 [g] device of each group; of a group on several devices, that of its node with the most work."""
     nodes = np.array(plan, dtype=np.int64)
     by_work = np.argsort(form.problem.accelerator_ms, kind="stable")

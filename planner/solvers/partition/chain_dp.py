@@ -19,8 +19,8 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from planner.memory import fits
-from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Search
-from planner.space.partition import ChainDecision, ChainStages, Pipeline
+from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, SearchState
+from planner.space.partition import ChainDecision, ChainPipeline, ChainStages
 
 STEP = 1e-12
 """Relative improvements below this are not searched for."""
@@ -145,7 +145,7 @@ _Place = tuple[tuple[int, ...], int]
 _START: _Place = ((), -1)
 
 
-def solve_chain(search: Search) -> None:
+def solve_chain(search: SearchState) -> None:
     """Find the best plan over all pipelines and prove it; pipelines that cannot be better are skipped."""
     problem: ChainStages = search.problem
     search.space = "stages in line"
@@ -158,7 +158,7 @@ def solve_chain(search: Search) -> None:
     search.prove(search.objective)
 
 
-def _offer_best(search: Search, stages: _Stages) -> None:
+def _offer_best(search: SearchState, stages: _Stages) -> None:
     """Offer plans of a pipeline, the best of them included, unless none is better than the best plan so far."""
     problem, pipeline = stages.problem, stages.pipeline
     if pipeline.rounds * float(problem.compute_s.min(axis=0).sum()) / pipeline.stages >= search.objective * _SLACK:
@@ -183,7 +183,7 @@ def _offer_best(search: Search, stages: _Stages) -> None:
 class _Stages:
     """[n + 1, n + 1] pace and pause of all runs of layers (start, stop) in one pipeline, and the order of devices."""
 
-    def __init__(self, problem: ChainStages, pipeline: Pipeline, weights: np.ndarray, saved: np.ndarray) -> None:
+    def __init__(self, problem: ChainStages, pipeline: ChainPipeline, weights: np.ndarray, saved: np.ndarray) -> None:
         self.problem, self.pipeline, self.weights, self.saved = problem, pipeline, weights, saved
         marks = np.arange(problem.layers + 1)
         self.real = marks[:, None] < marks

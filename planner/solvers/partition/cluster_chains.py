@@ -25,7 +25,7 @@ from planner.solvers.partition.chain_dp import FastestLine
 from planner.space.cuts import StageTables, balanced, least_need, stages_of
 from planner.space.partition import (
     BaPipeSchedule,
-    Layers,
+    LayerDag,
     Memory,
     PipeDreamProblem,
     Released,
@@ -213,7 +213,7 @@ def least_straight_bytes(tables: StageTables, devices: int) -> tuple[float, int]
     return least_bytes, depth
 
 
-def _layers(tables: StageTables) -> Layers:
+def _layers(tables: StageTables) -> LayerDag:
     """The blocks as PipeDream's profiler records them; a block's kept input counts as received, not as saved."""
     costs = tables.costs
     return chain_layers(

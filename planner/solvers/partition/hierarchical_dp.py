@@ -18,7 +18,7 @@ import numpy as np
 
 from planner.errors import UsageError
 from planner.memory import fits
-from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Search
+from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, SearchState
 from planner.solvers.partition.chain_dp import FastestLine
 from planner.solvers.partition.pipedream_sweep import Cuts, Moves, Sweep, all_cuts, moves_on
 from planner.space.partition import (
@@ -141,7 +141,7 @@ Place = tuple[int, int, int, int]
 """First device, width, copies, stride."""
 
 
-def _climb(search: Search, cuts: Cuts, stage: Callable[[tuple[int, ...], Place], Any]) -> None:
+def _climb(search: SearchState, cuts: Cuts, stage: Callable[[tuple[int, ...], Place], Any]) -> None:
     """Sweep few cuts for a good plan, then all cuts for the proof.
 
     Without all cuts, the bound stays the compute time divided by the devices.
@@ -174,7 +174,7 @@ def _climb(search: Search, cuts: Cuts, stage: Callable[[tuple[int, ...], Place],
         search.prove(search.objective)
 
 
-def _cuts_of(search: Search, released: Released) -> Cuts:
+def _cuts_of(search: SearchState, released: Released) -> Cuts:
     """Offer the trivial plans and list all cuts of the problem's layers."""
     problem = search.problem
     search.offer_all((search.solver, plan) for _, plan in problem.trivial())
@@ -183,7 +183,7 @@ def _cuts_of(search: Search, released: Released) -> Cuts:
     return cuts
 
 
-def solve_nested(search: Search) -> None:
+def solve_nested(search: SearchState) -> None:
     """Find the fastest hierarchical plan.
 
     On one level, a sweep over all cuts proves it on graphs with hundreds of thousands of cuts. On several levels, the
@@ -217,7 +217,7 @@ def solve_nested(search: Search) -> None:
         search.prove(min(time, search.objective))
 
 
-def solve_placed(search: Search) -> None:
+def solve_placed(search: SearchState) -> None:
     """Find the fastest pipeline on a tree of devices; proven if the graph has at most `_MOST_CUTS` cuts.
 
     With more cuts only those along the topological order are searched, and the bound is the compute time divided by the

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.memory import most_that_fit
-from planner.solvers.partition import PARTITION_SOLVERS, Deadline, PartitionSolver, Search
+from planner.solvers.partition import PARTITION_SOLVERS, Deadline, PartitionSolver, SearchState
 from planner.solvers.partition.chain_dp import STEP, search_bottlenecks
 from planner.space.partition import IterationDecision, IterationProblem, MeshStage
 
@@ -146,7 +146,7 @@ class Passes:
         return MeshStage(first, last, int(configs[np.argmin(times)]))
 
 
-def solve_iteration(search: Search) -> None:
+def solve_iteration(search: SearchState) -> None:
     """Find the least iteration time and prove it.
 
     A pass takes O(L^2 G D) for L layers, G mesh sizes and D devices, and as much again for every stage when memory

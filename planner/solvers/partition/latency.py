@@ -23,7 +23,7 @@ import numpy as np
 from planner.cp_sat import careful_solver, memory_units, solved, weighted_sum
 from planner.graph import numbered_line
 from planner.memory import fits
-from planner.solvers.partition import PARTITION_SOLVERS, Deadline, PartitionSolver, Search
+from planner.solvers.partition import PARTITION_SOLVERS, Deadline, PartitionSolver, SearchState
 from planner.solvers.partition.types import NEVER, device_numbers
 from planner.space.partition import LatencyDecision, LatencyProblem
 
@@ -86,7 +86,7 @@ _SHARE = 0.25
 """Fraction of the time and work of a search."""
 
 
-def solve_latency_by_list(search: Search) -> None:
+def solve_latency_by_list(search: SearchState) -> None:
     """Find a good plan and a lower bound; O(rounds (n + m) k)."""
     problem: LatencyProblem = search.problem
     search.space = SPACE
@@ -201,7 +201,7 @@ _WORK = 0.06
 """Deterministic work per second of `work_s`; a slow core does it in half a second."""
 
 
-def solve_latency_by_cp_sat(search: Search) -> None:
+def solve_latency_by_cp_sat(search: SearchState) -> None:
     """Find the least latency and prove it, given time."""
     problem: LatencyProblem = search.problem
     search.space = SPACE

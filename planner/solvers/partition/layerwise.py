@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from planner.memory import fits, room_bytes
-from planner.solvers.partition import PARTITION_SOLVERS, RELATIVE_TOLERANCE, PartitionSolver, Search
+from planner.solvers.partition import PARTITION_SOLVERS, RELATIVE_TOLERANCE, PartitionSolver, SearchState
 from planner.space.partition import LayerChoice, LayerDecision
 
 _LABEL_STEP = 1e-11
@@ -22,7 +22,7 @@ _MOST_LABELS = 10_000
 _PRICE_STEPS = 40
 
 
-def solve_layerwise(search: Search) -> None:
+def solve_layerwise(search: SearchState) -> None:
     """Find the least time under the memory and prove it.
 
     O(L S^2) for each price of memory that is tried, and O(L n S) for n labels kept a layer.
@@ -63,7 +63,7 @@ def _cheapest(problem: LayerChoice, price: float) -> tuple[float, np.ndarray]:
     return float(costs[0].min()), strategies
 
 
-def _best_price(search: Search, room: float) -> tuple[float, float]:
+def _best_price(search: SearchState, room: float) -> tuple[float, float]:
     """The price of memory with the best Lagrangian bound, and that bound; offers the feasible plans on the way."""
     problem: LayerChoice = search.problem
     positive = problem.fixed_bytes[problem.fixed_bytes > 0]
@@ -98,7 +98,7 @@ class _Labelling:
         widest: most labels of a layer.
     """
 
-    def __init__(self, search: Search, room: float, least_memory: np.ndarray, price: float) -> None:
+    def __init__(self, search: SearchState, room: float, least_memory: np.ndarray, price: float) -> None:
         self.search, self.room, self.least_memory = search, room, least_memory
         self.problem: LayerChoice = search.problem
         self.price, self.ahead = price, _remaining(self.problem, price)

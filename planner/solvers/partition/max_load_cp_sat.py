@@ -28,9 +28,9 @@ import numpy as np
 
 from planner.cp_sat import careful_solver, memory_units, solved, weighted_sum
 from planner.graph import topological_line
-from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Search
+from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, SearchState
 from planner.solvers.partition._max_load_form import (
-    Form,
+    MaxLoadForm,
     canonical,
     form_of,
     group_devices,
@@ -88,7 +88,7 @@ class PlacementModel:
 
     def __init__(
         self,
-        form: Form,
+        form: MaxLoadForm,
         free: Sequence[int],
         start: np.ndarray | None,
         cpu_places: set[int],
@@ -214,13 +214,13 @@ class PlacementModel:
         return np.asarray(device[places])
 
 
-def ranked_groups(form: Form) -> list[int]:
+def ranked_groups(form: MaxLoadForm) -> list[int]:
     """The groups that break the symmetry of equal accelerators, heaviest first."""
     able = [int(v) for v in np.argsort(-form.acc, kind="stable") if form.supported[v]]
     return able[: _RANKED_PER_DEVICE * form.problem.accelerators]
 
 
-def _start_places(form: Form, device: np.ndarray) -> tuple[np.ndarray | None, set[int]]:
+def _start_places(form: MaxLoadForm, device: np.ndarray) -> tuple[np.ndarray | None, set[int]]:
     """The place of each group (None if the devices form no chain but must), and the places that are CPUs."""
     problem = form.problem
     if not problem.contiguous:
@@ -233,7 +233,7 @@ def _start_places(form: Form, device: np.ndarray) -> tuple[np.ndarray | None, se
     return place[device], {int(p) for p in place[problem.accelerators :]}
 
 
-def model_of_search(search: Search) -> PlacementModel | None:
+def model_of_search(search: SearchState) -> PlacementModel | None:
     """The model of a search's problem on reduced groups; None if the simple bounds settle the search.
 
     Raises:
@@ -258,7 +258,7 @@ def model_of_search(search: Search) -> PlacementModel | None:
     return model
 
 
-def solve_by_cp_sat(search: Search) -> None:
+def solve_by_cp_sat(search: SearchState) -> None:
     """Find the best plan and prove it, given time; starts from the best plan so far."""
     start = search.decision
     model = model_of_search(search)
@@ -270,7 +270,7 @@ def solve_by_cp_sat(search: Search) -> None:
     search.prove(search.objective)
 
 
-def _proves_infeasible(search: Search, model: PlacementModel, work: float) -> bool:
+def _proves_infeasible(search: SearchState, model: PlacementModel, work: float) -> bool:
     """Run CP-SAT, offer its best plan, prove its bound; returns whether the model is infeasible.
 
     With a known plan the model only holds plans no worse than that.
@@ -290,7 +290,7 @@ def _proves_infeasible(search: Search, model: PlacementModel, work: float) -> bo
     return False
 
 
-def solve_by_pairs(search: Search) -> None:
+def solve_by_pairs(search: SearchState) -> None:
     """Improve the best plan by dividing pairs and triples of devices; for non-contiguous problems only."""
     problem: MaxLoadProblem = search.problem
     search.space = space(problem)
@@ -309,7 +309,7 @@ def solve_by_pairs(search: Search) -> None:
             search.offer(canonical(problem, plan))
 
 
-def _divide(search: Search, plan: MaxLoadDecision, size: int, work: float, limit: float) -> MaxLoadDecision | None:
+def _divide(search: SearchState, plan: MaxLoadDecision, size: int, work: float, limit: float) -> MaxLoadDecision | None:
     """The first plan in which the fullest device and `size - 1` others have smaller loads; None if there is none."""
     problem: MaxLoadProblem = search.problem
     load_ms = problem.judge(plan).objective
@@ -338,7 +338,7 @@ def _divide(search: Search, plan: MaxLoadDecision, size: int, work: float, limit
 
 
 def _divided(
-    search: Search, form: Form, device: np.ndarray, free: Sequence[int], top_ms: float, work: float
+    search: SearchState, form: MaxLoadForm, device: np.ndarray, free: Sequence[int], top_ms: float, work: float
 ) -> np.ndarray:
     """int64 [g] devices with the groups of the free devices shared out anew; as before if CP-SAT finds no plan."""
     from ortools.sat.python import cp_model

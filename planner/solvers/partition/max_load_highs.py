@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Search
+from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, SearchState
 from planner.solvers.partition._max_load_form import canonical, prove, space
 from planner.solvers.partition.max_load_cp_sat import PlacementModel, model_of_search
 from planner.space.partition import MaxLoadProblem
@@ -25,7 +25,7 @@ TRUSTED = 1 - 1e-6
 _SHARE = 0.4
 
 
-def solve_by_highs(search: Search) -> None:
+def solve_by_highs(search: SearchState) -> None:
     """Prove the bound of the root node, and offer the plan that it ends with; for non-contiguous problems only."""
     from ortools.math_opt.python import mathopt
 

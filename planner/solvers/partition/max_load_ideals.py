@@ -22,9 +22,9 @@ import numpy as np
 
 from planner.graph.ideals import bit_row, enumerate_ideals, prefix_ideals, topological_lines
 from planner.memory import fits
-from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Search
+from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, SearchState
 from planner.solvers.partition._max_load_form import (
-    Form,
+    MaxLoadForm,
     canonical,
     form_of,
     merge_groups,
@@ -41,7 +41,7 @@ _FREE = 1e-10
 
 
 def best_chain(
-    form: Form, ideals: np.ndarray, limit_ms: float, deadline: Deadline = NEVER
+    form: MaxLoadForm, ideals: np.ndarray, limit_ms: float, deadline: Deadline = NEVER
 ) -> tuple[np.ndarray | None, float]:
     """The chain through some ideals of a form with the smallest largest load.
 
@@ -67,7 +67,7 @@ def best_chain(
 class _Search:
     """One run of the program; times are integers, ms * scale."""
 
-    def __init__(self, form: Form, limit_ms: float, deadline: Deadline) -> None:
+    def __init__(self, form: MaxLoadForm, limit_ms: float, deadline: Deadline) -> None:
         problem = form.problem
         self.form, self.deadline = form, deadline
         self.accs, self.cpus = problem.accelerators, problem.cpus
@@ -239,7 +239,7 @@ MOST_IDEALS = 400_000
 """With more ideals than this the proof is left to CP-SAT."""
 
 
-def solve_by_ideals(search: Search) -> None:
+def solve_by_ideals(search: SearchState) -> None:
     """Find and prove the best contiguous plan; for a non-contiguous problem it is a good plan without proof."""
     problem: MaxLoadProblem = search.problem
     search.space = space(problem)
@@ -263,7 +263,7 @@ def solve_by_ideals(search: Search) -> None:
         prove(search, min(load_ms, known_load))
 
 
-def _offer_best_chain(search: Search, form: Form, ideals: np.ndarray) -> float:
+def _offer_best_chain(search: SearchState, form: MaxLoadForm, ideals: np.ndarray) -> float:
     """Offer the best chain through some ideals if it is better than the best plan; its load in ms, or infinity."""
     device, load_ms = best_chain(form, ideals, search.objective, search.deadline)
     if device is not None:
@@ -271,7 +271,7 @@ def _offer_best_chain(search: Search, form: Form, ideals: np.ndarray) -> float:
     return load_ms
 
 
-def glued(form: Form) -> Form:
+def glued(form: MaxLoadForm) -> MaxLoadForm:
     """The form with its loose groups merged, one by one, into their costliest neighbour; may exclude all best plans.
 
     The next group to merge is the one with the largest cost of nets shared with an ordered or merged neighbour.

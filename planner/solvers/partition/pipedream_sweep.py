@@ -24,7 +24,7 @@ import numpy as np
 from planner.graph.ideals import ancestor_bits, enumerate_ideals, prefix_ideals
 from planner.memory import fits
 from planner.solvers.partition import Deadline, OutOfTime
-from planner.space.partition import Layers, PipeDreamProblem, Released, ReplicatedPipeline
+from planner.space.partition import LayerDag, PipeDreamProblem, Released, ReplicatedPipeline
 
 _CHUNK = 1 << 15
 
@@ -75,7 +75,7 @@ class Cuts:
         return tuple(np.flatnonzero(members).tolist())
 
 
-def all_cuts(layers: Layers, released: Released, most: int, deadline: Deadline) -> Cuts:
+def all_cuts(layers: LayerDag, released: Released, most: int, deadline: Deadline) -> Cuts:
     """All cuts of a layer graph, or only those along its topological order.
 
     The latter if there are more than `most`, or more than can be listed and priced before the deadline.
@@ -99,7 +99,7 @@ def all_cuts(layers: Layers, released: Released, most: int, deadline: Deadline) 
     return Cuts(bits[order], *tables, complete)
 
 
-def _figures(layers: Layers, released: Released, bits: np.ndarray, check: Callable[[], None]) -> list[np.ndarray]:
+def _figures(layers: LayerDag, released: Released, bits: np.ndarray, check: Callable[[], None]) -> list[np.ndarray]:
     """float64 [6, rows]: compute time, weights, saved bytes, bytes at the cut, number of layers, whether allowed.
 
     In parts of so many rows that a part's tables are small.

@@ -24,7 +24,7 @@ from planner.solvers.partition import (
     RELATIVE_TOLERANCE,
     OutOfTime,
     PartitionSolver,
-    Search,
+    SearchState,
 )
 from planner.solvers.partition._piper_ideals import Pairs, cheapest_stage, pairs_of, run_pass
 from planner.space.cuts import divisors
@@ -40,7 +40,7 @@ _RISE = 1.3
 
 
 @dataclass(frozen=True)
-class Table:
+class DegreeTable:
     """The stages of one tensor degree: times and bytes with the fastest choice of each node, and what slower ones save.
 
     Slower choices save at most the bytes that the smallest ones save, and no node's cost less time a byte than the
@@ -76,7 +76,7 @@ class Table:
         return np.where(spare_s >= 0, 1 + np.minimum(more, UNLIMITED).astype(np.int64), 0)
 
 
-def _table(problem: PiperProblem, pairs: Pairs, tensor: int, data: np.ndarray) -> Table:
+def _table(problem: PiperProblem, pairs: Pairs, tensor: int, data: np.ndarray) -> DegreeTable:
     """The table of one tensor degree, without stages that exceed the memory or hold a node that has no choice there."""
     total_bytes = problem.activation_bytes + problem.fixed_bytes
     figures = np.zeros((problem.node_count, 6))
@@ -102,7 +102,7 @@ def _table(problem: PiperProblem, pairs: Pairs, tensor: int, data: np.ndarray) -
     ends = pairs.lower[rows], pairs.upper[rows]
     per_weight = 4 * (data - 1) / problem.batch / problem.bandwidth_bytes_per_s
     fixed = work[rows] + _transfer_bytes(problem, pairs, tensor)[ends] / problem.bandwidth_bytes_per_s
-    return Table(
+    return DegreeTable(
         tensor, rows, data, fixed[:, None] + weights[rows, None] * per_weight, activation[rows],
         room - least_bytes[rows], saved[rows] * (1 + _ROUNDING), s_per_byte[rows],
     )  # fmt: skip
@@ -129,10 +129,10 @@ def _transfer_bytes(problem: PiperProblem, pairs: Pairs, tensor: int) -> np.ndar
 class _Passes:
     """Tables of an instance, and what the passes so far have found out."""
 
-    search: Search
+    search: SearchState
     problem: PiperProblem
     pairs: Pairs
-    tables: list[Table]
+    tables: list[DegreeTable]
     solved: dict[tuple[int, int, int, int], tuple[float, PiperStage | None]] = field(default_factory=dict)
     """By (row, tensor, data, in flight): `cheapest_stage`."""
     passes: int = 0
@@ -147,7 +147,7 @@ class _Passes:
         )  # fmt: skip
 
 
-def solve_piper(search: Search) -> None:
+def solve_piper(search: SearchState) -> None:
     """Find the least time per sample and prove it.
 
     With r pairs of ideals, t tensor and d data degrees, a pass takes O(r t d log n) for the limits and as much again as
@@ -157,7 +157,7 @@ def solve_piper(search: Search) -> None:
     problem, deadline = search.problem, search.deadline
     pairs = pairs_of(problem.node_count, problem.edges, problem.edge_bytes, deadline)
     counts = np.array(divisors(problem.batch, problem.devices), dtype=np.int64)
-    tables: list[Table] = []
+    tables: list[DegreeTable] = []
     for tensor in problem.tensor_degrees:
         deadline.check()
         data = counts[counts * tensor <= problem.devices]

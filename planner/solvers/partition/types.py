@@ -95,7 +95,7 @@ NEVER = Deadline(math.inf)
 """A deadline that never passes."""
 
 
-class Search:
+class SearchState:
     """State of one search: problem, deadline, best plan, bound.
 
     Every kept plan has passed the judge, and no kept plan is below the bound.

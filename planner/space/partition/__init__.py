@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from planner.space.partition.chain import ChainDecision as ChainDecision
+from planner.space.partition.chain import ChainPipeline as ChainPipeline
 from planner.space.partition.chain import ChainStages as ChainStages
-from planner.space.partition.chain import Pipeline as Pipeline
 from planner.space.partition.chain_schedules import SYNCHRONOUS as SYNCHRONOUS
 from planner.space.partition.chain_schedules import BaPipeSchedule as BaPipeSchedule
 from planner.space.partition.chain_schedules import bapipe as bapipe
@@ -31,7 +31,7 @@ from planner.space.partition.pipedream import PlacedPipelineProblem as PlacedPip
 from planner.space.partition.pipedream import PlacedStage as PlacedStage
 from planner.space.partition.pipedream import ReplicatedPipeline as ReplicatedPipeline
 from planner.space.partition.pipedream import ReplicatedStage as ReplicatedStage
-from planner.space.partition.pipedream_terms import Layers as Layers
+from planner.space.partition.pipedream_terms import LayerDag as LayerDag
 from planner.space.partition.pipedream_terms import Memory as Memory
 from planner.space.partition.pipedream_terms import Released as Released
 from planner.space.partition.pipedream_terms import chain_layers as chain_layers
@@ -43,4 +43,4 @@ from planner.space.partition.piper import PiperStage as PiperStage
 from planner.space.partition.piper import piper_problem as piper_problem
 from planner.space.partition.piper import stage_figures as stage_figures
 from planner.space.partition.verdict import PartitionProblem as PartitionProblem
-from planner.space.partition.verdict import Verdict as Verdict
+from planner.space.partition.verdict import PartitionVerdict as PartitionVerdict

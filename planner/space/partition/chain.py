@@ -1,6 +1,6 @@
 """A chain of layers cut into pipeline stages, with the schedule's cost as data (`ChainStages`).
 
-A `Pipeline` has the number of stages, the devices that run them, and the cost of a stage. With C the forward and
+A `ChainPipeline` has the number of stages, the devices that run them, and the cost of a stage. With C the forward and
 backward time of a stage's layers, I, O the times of the transfers before and after it, W its weights and A the
 activation bytes of one micro-batch on it:
 
@@ -22,12 +22,19 @@ from typing import ClassVar
 import numpy as np
 
 from planner.errors import UsageError
-from planner.space.partition.verdict import Bytes, Verdict, covers_chain, even_boundaries, malformed, over_memory
+from planner.space.partition.verdict import (
+    Bytes,
+    PartitionVerdict,
+    covers_chain,
+    even_boundaries,
+    malformed,
+    over_memory,
+)
 from planner.space.types import Violation
 
 
 @dataclass(frozen=True, slots=True)
-class Pipeline:
+class ChainPipeline:
     """A schedule on a number of stages and devices.
 
     Attributes:
@@ -79,7 +86,7 @@ class ChainDecision:
     """
 
     boundaries: tuple[int, ...]
-    pipeline: Pipeline
+    pipeline: ChainPipeline
     types: tuple[int, ...] = ()
 
     @property
@@ -112,7 +119,7 @@ class ChainStages:
     weight_bytes: np.ndarray
     memory_bytes: np.ndarray
     bandwidth_byte_per_s: np.ndarray
-    pipelines: tuple[Pipeline, ...]
+    pipelines: tuple[ChainPipeline, ...]
     counts: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -134,7 +141,7 @@ class ChainStages:
         """Number of layers."""
         return int(self.compute_s.shape[1])
 
-    def judge(self, decision: ChainDecision) -> Verdict:
+    def judge(self, decision: ChainDecision) -> PartitionVerdict:
         """Objective and broken limits of a plan; O(layers)."""
         marks, pipeline, line = decision.boundaries, decision.pipeline, decision.line
         if not covers_chain(marks, self.layers):
@@ -153,10 +160,10 @@ class ChainStages:
         ]
         priced = [self._stage(pipeline, line, stage, marks, violations) for stage in range(pipeline.stages)]
         paces = tuple(pace for pace, _ in priced)
-        return Verdict(max(paces) + max(pause for _, pause in priced), tuple(violations), paces)
+        return PartitionVerdict(max(paces) + max(pause for _, pause in priced), tuple(violations), paces)
 
     def _stage(
-        self, pipeline: Pipeline, line: Sequence[int], stage: int, marks: Sequence[int], faults: list[Violation]
+        self, pipeline: ChainPipeline, line: Sequence[int], stage: int, marks: Sequence[int], faults: list[Violation]
     ) -> tuple[float, float]:
         """Pace and pause of a stage; adds a violation if it does not fit its device."""
         kind, start, stop = line[stage], marks[stage], marks[stage + 1]

@@ -28,7 +28,7 @@ from enum import StrEnum
 import numpy as np
 
 from planner.errors import UsageError
-from planner.space.partition.chain import ChainStages, Pipeline
+from planner.space.partition.chain import ChainPipeline, ChainStages
 
 
 class BaPipeSchedule(StrEnum):
@@ -115,9 +115,9 @@ def bapipe(
     """
     devices = len(memory_bytes)
 
-    def straight(stages: int) -> Pipeline:
+    def straight(stages: int) -> ChainPipeline:
         kept = (features_in_flight(schedule, stage, stages, micro_batches, exact=True) for stage in range(stages))
-        return Pipeline(
+        return ChainPipeline(
             schedule,
             tuple((2.0, features) for features in kept),
             rounds=pipeline_s(schedule, stages, micro_batches, 1.0),
@@ -174,7 +174,7 @@ def hetpipe(
         return held + optimizer_per_weight, held
 
     lengths = [n for n in ([devices] if use_all else range(min(devices, layers), 0, -1)) if n <= layers]
-    pipelines = tuple(Pipeline("wave", tuple(kept(q, n) for q in range(n)), 1.0, entering=2.0) for n in lengths)
+    pipelines = tuple(ChainPipeline("wave", tuple(kept(q, n) for q in range(n)), 1.0, entering=2.0) for n in lengths)
     return ChainStages(
         compute_s, saved_bytes, boundary_bytes, weight_bytes, memory_bytes, bandwidth_byte_per_s, pipelines, counts
     )

@@ -22,7 +22,7 @@ from typing import ClassVar
 import numpy as np
 
 from planner.errors import JobError
-from planner.space.partition.verdict import Verdict, over_memory
+from planner.space.partition.verdict import PartitionVerdict, over_memory
 from planner.space.types import Violation
 
 
@@ -90,11 +90,11 @@ class IterationProblem:
         """L."""
         return int(self.time_s.shape[0])
 
-    def judge(self, decision: IterationDecision) -> Verdict:
+    def judge(self, decision: IterationDecision) -> PartitionVerdict:
         """Iteration time of a decision and every limit it breaks; the parts are the stage times."""
         violations = self._coverage(decision)
         if violations:
-            return Verdict(float("inf"), tuple(violations))
+            return PartitionVerdict(float("inf"), tuple(violations))
         start, times, kept = 0, [], []
         for position, stage in enumerate(decision):
             times.append(self._seconds(stage, start))
@@ -113,7 +113,7 @@ class IterationProblem:
         if start > self.devices or (self.use_all and start < self.devices):
             violations.append(Violation("devices", -1, f"takes {start} devices", start, self.devices))
         total = sum(times) + (self.micro_batches - 1) * max(times)
-        return Verdict(total, tuple(violations), tuple(times), tuple(kept))
+        return PartitionVerdict(total, tuple(violations), tuple(times), tuple(kept))
 
     def _coverage(self, decision: IterationDecision) -> list[Violation]:
         violations, expected = [], 0

@@ -25,7 +25,7 @@ from planner.errors import JobError
 from planner.graph import numbered_line, topological_line
 from planner.importers.operator_graph import OperatorGraph
 from planner.space.partition.max_load import OperatorPlacement, placement_of
-from planner.space.partition.verdict import Verdict
+from planner.space.partition.verdict import PartitionVerdict
 from planner.space.types import Violation
 
 
@@ -71,11 +71,11 @@ class LatencyProblem(OperatorPlacement):
         np.fill_diagonal(hops, 0.0)
         return np.asarray(hops)
 
-    def judge(self, decision: LatencyDecision) -> Verdict:
+    def judge(self, decision: LatencyDecision) -> PartitionVerdict:
         """Latency of a decision and every broken limit; the parts are the last finish of each device."""
         faults = self.malformed(decision.devices) or self._out_of_order(decision)
         if faults:
-            return Verdict(math.inf, faults)
+            return PartitionVerdict(math.inf, faults)
         finish = [0.0] * self.nodes
         free = [0.0] * self.devices
         reads: list[list[int]] = [[] for _ in range(self.nodes)]
@@ -88,7 +88,7 @@ class LatencyProblem(OperatorPlacement):
                 delay = float(self.transfer_ms[u]) * float(self.hops[decision.devices[u], device])
                 begin = max(begin, finish[u] + delay)
             finish[node] = free[device] = begin + float(self.time_ms[node, device])
-        return Verdict(max(finish), tuple(self.faults(decision.devices)), tuple(free))
+        return PartitionVerdict(max(finish), tuple(self.faults(decision.devices)), tuple(free))
 
     def _out_of_order(self, decision: LatencyDecision) -> tuple[Violation, ...]:
         turn = {node: position for position, node in enumerate(decision.order)}

@@ -15,7 +15,7 @@ from typing import ClassVar
 import numpy as np
 
 from planner.errors import JobError
-from planner.space.partition.verdict import Verdict, malformed, over_memory
+from planner.space.partition.verdict import PartitionVerdict, malformed, over_memory
 from planner.space.types import Violation
 
 LayerDecision = tuple[int, ...]
@@ -68,7 +68,7 @@ class LayerChoice:
         table: np.ndarray = self.switch_s if self.switch_s.ndim == 2 else self.switch_s[layer]
         return table
 
-    def judge(self, decision: LayerDecision) -> Verdict:
+    def judge(self, decision: LayerDecision) -> PartitionVerdict:
         """Time of a decision and every limit it breaks."""
         if len(decision) != self.layers:
             return malformed("coverage", f"names {len(decision)} strategies for {self.layers} layers")
@@ -85,7 +85,7 @@ class LayerChoice:
         violations = list(over_memory(0, needed, self.memory_bytes, message))
         if not np.isfinite(seconds):
             violations.append(Violation("option", 0, "a layer cannot run by its strategy"))
-        return Verdict(seconds, tuple(violations), (seconds,))
+        return PartitionVerdict(seconds, tuple(violations), (seconds,))
 
     def trivial(self) -> tuple[tuple[str, LayerDecision], ...]:
         """The same strategy for every layer, for each strategy."""

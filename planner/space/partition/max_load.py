@@ -26,7 +26,7 @@ import numpy as np
 from planner.errors import JobError, UsageError
 from planner.graph import topological_line
 from planner.importers.operator_graph import OperatorGraph
-from planner.space.partition.verdict import Verdict, over_memory
+from planner.space.partition.verdict import PartitionVerdict, over_memory
 from planner.space.types import Violation
 
 MaxLoadDecision = tuple[int, ...]
@@ -120,16 +120,16 @@ class MaxLoadProblem(OperatorPlacement):
 
     contiguous: bool = True
 
-    def judge(self, decision: MaxLoadDecision) -> Verdict:
+    def judge(self, decision: MaxLoadDecision) -> PartitionVerdict:
         """Loads of all devices, the largest load, and every broken limit. O(nodes + edges)."""
         malformed = self.malformed(decision)
         if malformed:
-            return Verdict(math.inf, malformed)
+            return PartitionVerdict(math.inf, malformed)
         loads = self._loads(decision)
         violations = tuple(self.faults(decision))
         if self.contiguous:
             violations += self._circular(decision)
-        return Verdict(max(loads, default=0.0), violations, loads)
+        return PartitionVerdict(max(loads, default=0.0), violations, loads)
 
     def trivial(self) -> tuple[tuple[str, MaxLoadDecision], ...]:
         """Everything on one device, and equal shares of the work along a topological order."""

@@ -43,8 +43,8 @@ from typing import ClassVar
 from planner.errors import UsageError
 from planner.hardware.tiers import moved_bytes
 from planner.hardware.types import Collective
-from planner.space.partition.pipedream_terms import NO_LIMIT, CutJudge, Layers, Memory, Released
-from planner.space.partition.verdict import Verdict, over_memory
+from planner.space.partition.pipedream_terms import NO_LIMIT, CutJudge, LayerDag, Memory, Released
+from planner.space.partition.verdict import PartitionVerdict, over_memory
 from planner.space.types import Violation
 
 
@@ -81,7 +81,7 @@ class ReplicatedPipeline:
     unit: ClassVar[str] = "s"
     """Seconds a minibatch."""
 
-    layers: Layers
+    layers: LayerDag
     machines: tuple[int, ...]
     bandwidth_byte_per_s: tuple[float, ...]
     released: Released = Released.COST
@@ -159,15 +159,15 @@ class ReplicatedPipeline:
 class PipeDreamProblem(ReplicatedPipeline):
     """Hierarchical replicated stages: all units over which a stage is replicated are cut alike."""
 
-    def judge(self, decision: Sequence[ReplicatedStage]) -> Verdict:
+    def judge(self, decision: Sequence[ReplicatedStage]) -> PartitionVerdict:
         """Objective and broken limits of a plan; O(cuts * layers * edges)."""
         judge = PlanJudge(self)
         stages, top = tuple(decision), len(self.machines) - 1
         if not judge.shape(top, stages, tuple(range(self.layers.count))):
-            return Verdict(math.inf, tuple(judge.violations))
+            return PartitionVerdict(math.inf, tuple(judge.violations))
         times = judge.run(top, stages, frozenset())
         kept, faults = self.memory_of(list(_devices(stages, 1)), judge.cuts)
-        return Verdict(max(times), (*judge.violations, *faults), tuple(times), () if top else kept)
+        return PartitionVerdict(max(times), (*judge.violations, *faults), tuple(times), () if top else kept)
 
     def trivial(self) -> tuple[tuple[str, tuple[ReplicatedStage, ...]], ...]:
         """One device (without `use_all`), and data parallelism over all devices."""
@@ -288,12 +288,12 @@ class PlacedStage:
 class PlacedPipelineProblem(ReplicatedPipeline):
     """Stages on a tree of devices; all cuts are allowed."""
 
-    def judge(self, decision: Sequence[PlacedStage]) -> Verdict:
+    def judge(self, decision: Sequence[PlacedStage]) -> PartitionVerdict:
         """Recompute objective and violations of a plan; O(cuts * layers * edges)."""
         stages = tuple(decision)
         faults = _coverage_faults(self.layers, stages, range(self.layers.count)) or _places(self, stages)
         if faults:
-            return Verdict(math.inf, tuple(faults))
+            return PartitionVerdict(math.inf, tuple(faults))
         used = sum(stage.replicas for stage in stages)
         if self.use_all and used < self.devices:
             faults.append(Violation("devices", -1, f"{used} of {self.devices} devices are used", used, self.devices))
@@ -306,7 +306,7 @@ class PlacedPipelineProblem(ReplicatedPipeline):
                 times[-1] = max(times[-1], self._transfer_s(cuts.cut_bytes(before), stages, number))
             before |= set(stage.layers)
         kept, over = self.memory_of([(stage.layers, stage.replicas) for stage in stages], cuts)
-        return Verdict(max(times), (*faults, *over), tuple(times), kept)
+        return PartitionVerdict(max(times), (*faults, *over), tuple(times), kept)
 
     def _stage_s(self, stage: PlacedStage) -> float:
         compute = math.fsum(self.layers.compute_s[list(stage.layers)])
@@ -333,7 +333,7 @@ class PlacedPipelineProblem(ReplicatedPipeline):
 
 
 def _coverage_faults(
-    layers: Layers, stages: Sequence[ReplicatedStage | PlacedStage], members: Sequence[int]
+    layers: LayerDag, stages: Sequence[ReplicatedStage | PlacedStage], members: Sequence[int]
 ) -> list[Violation]:
     """Whether the stages hold each of the member layers once, and no layer reads one of a later stage."""
     if sorted(i for stage in stages for i in stage.layers) != sorted(members) or any(not s.layers for s in stages):

@@ -16,7 +16,7 @@ from planner.space.partition.verdict import Bytes
 
 
 @dataclass(frozen=True, eq=False)
-class Layers:
+class LayerDag:
     """A DAG of n layers, numbered in topological order. Numbers only.
 
     Attributes:
@@ -64,17 +64,17 @@ def chain_layers(
     weight_bytes: list[float],
     output_bytes: list[float],
     saved_bytes: list[float] | None = None,
-) -> Layers:
+) -> LayerDag:
     """A chain of layers; `saved_bytes` are the output bytes by default."""
     count = len(compute_s)
     edges = np.array([(i, i + 1) for i in range(count - 1)], dtype=np.int64).reshape(-1, 2)
     outputs = np.array(output_bytes, dtype=np.float64)
     saved = outputs if saved_bytes is None else np.array(saved_bytes, dtype=np.float64)
     weights = np.array(weight_bytes, dtype=np.float64)
-    return Layers(np.array(compute_s, dtype=np.float64), weights, outputs, saved, edges)
+    return LayerDag(np.array(compute_s, dtype=np.float64), weights, outputs, saved, edges)
 
 
-def priced_layers(graph: Graph, profile: Profile) -> Layers:
+def priced_layers(graph: Graph, profile: Profile) -> LayerDag:
     """Layers of any priced graph, with the true sizes of tensors.
 
     Weights that several layers share count for each of them; a storage that several layers keep counts for the first.
@@ -91,7 +91,7 @@ def priced_layers(graph: Graph, profile: Profile) -> Layers:
         saved[i] = sum(s.byte_count for s in storages if s.storage not in seen_storages)
         seen_storages.update(dict.fromkeys(s.storage for s in storages))
     weights = [sum(weight[names[i]] for i in parameters) for parameters in graph.node_parameters]
-    return Layers(
+    return LayerDag(
         compute_s=profile.forward_s + profile.backward_s,
         weight_bytes=np.array(weights),
         output_bytes=np.asarray(profile.output_bytes, dtype=np.float64),
@@ -100,7 +100,7 @@ def priced_layers(graph: Graph, profile: Profile) -> Layers:
     )
 
 
-def recorded_layers(graph: Graph) -> Layers:
+def recorded_layers(graph: Graph) -> LayerDag:
     """Layers of a PipeDream profile with the recorded sizes, as PipeDream's own optimiser reads them.
 
     There a concatenation has the size of its first operand only, and an in-place layer keeps its result once more.
@@ -114,7 +114,7 @@ def recorded_layers(graph: Graph) -> Layers:
         [[_figure(node.attributes[k]) for k in ("forward_s", "backward_s", "recorded_bytes")] for node in graph.nodes]
     )
     weight = {p.name: float(graph.tensors[p.name].byte_count) for p in graph.parameters}
-    return Layers(
+    return LayerDag(
         compute_s=figures[:, 0] + figures[:, 1],
         weight_bytes=np.array([sum(weight.get(name, 0.0) for name in node.inputs) for node in graph.nodes]),
         output_bytes=figures[:, 2],
@@ -168,7 +168,7 @@ class Memory:
         return kept + self.optimizer_per_weight * weight_bytes
 
     def kept_bytes(
-        self, layers: Layers, members: Sequence[int], behind: int, replicas: int, received_bytes: float
+        self, layers: LayerDag, members: Sequence[int], behind: int, replicas: int, received_bytes: float
     ) -> float:
         """Bytes that a replica of a stage keeps.
 
@@ -190,7 +190,7 @@ NO_LIMIT = Memory()
 class CutJudge:
     """Bytes and validity of cuts, straight from the definitions."""
 
-    def __init__(self, layers: Layers, released: Released) -> None:
+    def __init__(self, layers: LayerDag, released: Released) -> None:
         self.layers = layers
         self.released = released
         before, self.readers = layers.neighbours()

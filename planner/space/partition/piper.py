@@ -26,7 +26,7 @@ from planner.hardware.tiers import moved_bytes
 from planner.hardware.types import Collective
 from planner.importers.piper import PiperFile, PiperNode
 from planner.space.cuts import check_samples, divisors
-from planner.space.partition.verdict import Verdict, over_memory
+from planner.space.partition.verdict import PartitionVerdict, over_memory
 from planner.space.types import Violation
 
 
@@ -108,11 +108,11 @@ class PiperProblem:
         """Indices of a node's choices at a tensor degree, in order; may be empty."""
         return np.flatnonzero((self.choice_node == node) & (self.choice_tensor == tensor))
 
-    def judge(self, decision: PiperDecision) -> Verdict:
+    def judge(self, decision: PiperDecision) -> PartitionVerdict:
         """Time per sample of a decision and every broken limit; the parts are the stage times."""
         shape = _shape_violations(self, decision)
         if any(v.kind in ("coverage", "option") for v in shape):
-            return Verdict(float("inf"), tuple(shape))
+            return PartitionVerdict(float("inf"), tuple(shape))
         violations = list(shape)
         times, kept, ahead = [], [], 0
         for position in range(len(decision) - 1, -1, -1):
@@ -124,7 +124,7 @@ class PiperProblem:
             kept.append(needed)
             message = f"stage {position} needs {needed:.0f} bytes with {in_flight} samples in flight"
             violations += over_memory(position, needed, self.memory_bytes, message)
-        return Verdict(max(times), tuple(violations), tuple(reversed(times)), tuple(reversed(kept)))
+        return PartitionVerdict(max(times), tuple(violations), tuple(reversed(times)), tuple(reversed(kept)))
 
     def trivial(self) -> tuple[tuple[str, PiperDecision], ...]:
         """One device, data parallel, tensor parallel, and an even pipeline, each with first choices."""

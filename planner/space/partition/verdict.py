@@ -17,7 +17,7 @@ Bytes = TypeVar("Bytes", float, np.ndarray)
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class PartitionVerdict:
     """A judge's answer on a decision.
 
     Attributes:
@@ -38,9 +38,9 @@ class Verdict:
         return not self.violations
 
 
-def malformed(kind: str, message: str, part: int = -1) -> Verdict:
+def malformed(kind: str, message: str, part: int = -1) -> PartitionVerdict:
     """The verdict on a malformed decision: one violation, infinite objective."""
-    return Verdict(math.inf, (Violation(kind, part, message),))
+    return PartitionVerdict(math.inf, (Violation(kind, part, message),))
 
 
 def over_memory(part: int, needed_bytes: float, available_bytes: float, message: str) -> tuple[Violation, ...]:
@@ -78,7 +78,7 @@ class PartitionProblem(Protocol):
     unit: ClassVar[str]
     """Unit of the objective, such as "ms" or "s"."""
 
-    def judge(self, decision: Any) -> Verdict:  # noqa: ANN401
+    def judge(self, decision: Any) -> PartitionVerdict:  # noqa: ANN401
         """Recompute objective and violations of a decision from the problem's numbers alone."""
         ...
 
