@@ -69,6 +69,7 @@ class Objective:
 
     Attributes:
         name: as on the command line.
+        unit: of its values.
         options: names of the options that apply.
         settle: fills in the options that are not given.
         problem: builds the problem of an instance under settled options.
@@ -78,6 +79,7 @@ class Objective:
     """
 
     name: str
+    unit: str
     options: frozenset[str]
     settle: Callable[[Instance, PartitionOptions], PartitionOptions]
     problem: Callable[[Instance, PartitionOptions], PartitionProblem]

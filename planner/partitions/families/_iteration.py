@@ -116,6 +116,7 @@ def iteration_objective(
     """The objective of a family; `order` gives the positions of an instance's layers in topological order."""
     return Objective(
         name="iteration-time",
+        unit="s",
         options=options,
         settle=settle,
         problem=problem,

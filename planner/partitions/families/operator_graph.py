@@ -104,6 +104,7 @@ def _device_of_nodes(
 
 MAX_LOAD = Objective(
     name="max-load",
+    unit="ms",
     options=frozenset({"contiguous", "devices", "cpus", "memory_bytes"}),
     settle=_settle,
     problem=_problem,
@@ -140,6 +141,7 @@ def _decode_latency(instance: Instance, problem: LatencyProblem, parts: Sequence
 
 LATENCY = Objective(
     name="latency",
+    unit="ms",
     options=frozenset({"devices", "cpus", "memory_bytes"}),
     settle=_settle_latency,
     problem=_latency,

@@ -131,6 +131,7 @@ def _stage(instance: Instance, part: Part) -> ReplicatedStage:
 
 TIME_PER_MINIBATCH = Objective(
     name="time-per-minibatch",
+    unit="s",
     options=frozenset(
         {"machines", "devices", "bandwidth_byte_per_s", "memory_bytes", "cost", "layout", "transfers", "idle"}
     ),

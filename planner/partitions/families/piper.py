@@ -95,6 +95,7 @@ def _decode(instance: Instance, problem: PiperProblem, parts: Sequence[Part]) ->
 
 TIME_PER_SAMPLE = Objective(
     name="time-per-sample",
+    unit="s",
     options=frozenset({"devices", "memory_bytes", "bandwidth_byte_per_s", "batch"}),
     settle=_settle,
     problem=_problem,
