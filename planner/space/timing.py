@@ -22,7 +22,7 @@ ALONE = "this configuration alone, in any order of its work"
 """The space of the bound of a configuration that was named, not searched."""
 
 
-def times_of_terms(schedule: Schedule, stages: Sequence[StageTerms], recomputed: Collection[int] = ()) -> StageTimes:
+def times_of_terms(stages: Sequence[StageTerms], recomputed: Collection[int] = ()) -> StageTimes:
     """Durations of actions by stage; where recomputation is an action of its own, backwards are without it."""
     recompute_s = np.array([t.recompute_s for t in stages])
     separate_s = recompute_s if len(recomputed) else np.zeros_like(recompute_s)
@@ -46,7 +46,7 @@ def play_terms(configuration: Configuration, schedule: Schedule, stages: Sequenc
     parallel with the work, and the slower of the two counts.
     """
     pipeline = pipeline_of(configuration)
-    times = times_of_terms(schedule, stages, schedule.recomputed_stages(pipeline))
+    times = times_of_terms(stages, schedule.recomputed_stages(pipeline))
     played = play_schedule(schedule, pipeline, times, Conditions(configuration.transfers))
     if schedule.drains or len(stages) < 2:
         return played
