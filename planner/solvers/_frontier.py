@@ -12,12 +12,13 @@ import numpy as np
 
 from planner.exchange import Phase, recipe_of
 from planner.hardware.types import Cluster
+from planner.solvers._candidates import SAME
 from planner.solvers._objectives import TimeObjective
 from planner.solvers._relaxation import FeasibilityTest
 from planner.solvers.critical_path import BoundedProblem
 from planner.space.formulate import ALL_DIVISORS_UP_TO, Formulator
 from planner.space.pricer import FloorKey, Floors, Refinement
-from planner.space.problem import alike, least_of
+from planner.space.problem import StageProblem, alike, least_of
 from planner.space.types import BlockCosts, Job
 
 MAX_TYPE_CHANGES = 8
@@ -375,3 +376,16 @@ def by_zero(group: ProblemGroup) -> list[list[SearchTask]]:
     """The tasks of a group by ZeRO stage, highest stage first."""
     ordered = sorted(group.tasks, key=lambda task: -task.zero)
     return [list(tasks) for _, tasks in itertools.groupby(ordered, key=lambda task: task.zero)]
+
+
+def covers(sharded: StageProblem, plain: StageProblem) -> bool:
+    """True if the problem with the sharded optimizer state is no slower at any place, so that it dominates the other.
+
+    It never needs more memory.
+    """
+    recipe, plain_recipe = recipe_of(sharded.zero), recipe_of(plain.zero)
+    sharded_without_passes = recipe.optimizer is not None and not recipe.during(Phase.FORWARD, Phase.BACKWARD)
+    if sharded.schedule != plain.schedule or not sharded_without_passes or any(plain_recipe.held):
+        return False
+    end_s, plain_end_s = sharded.sync_s + sharded.update_s, plain.sync_s + plain.update_s
+    return bool((end_s <= plain_end_s * (1 + SAME)).all())

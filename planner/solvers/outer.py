@@ -34,7 +34,7 @@ from planner.solvers._account import (
     space_in_words,
 )
 from planner.solvers._candidates import SAME, Candidates, TrivialPlans
-from planner.solvers._frontier import Frontier, OpenProblem, ProblemGroup, SearchTask, by_zero, compute_s
+from planner.solvers._frontier import Frontier, OpenProblem, ProblemGroup, SearchTask, by_zero, compute_s, covers
 from planner.solvers._known_costs import KnownCosts
 from planner.solvers._objectives import ClosedForm, LongestChain
 from planner.solvers.critical_path import BoundedProblem, bounded, critical_s, solve_bounded
@@ -276,9 +276,11 @@ class _Search:
             group = frontier.pop(self._candidates.best_form_s)
             if not isinstance(group, ProblemGroup):
                 break
+            solved: list[StageProblem] = []
             for tasks in by_zero(group):
                 problem = self._worth_solving(frontier, group, tasks[0], self._candidates.best_form_s)
-                if problem is not None:
+                if problem is not None and not any(covers(other, problem) for other in solved):
+                    solved.append(problem)
                     judge = self._judge(problem.micro_batch)
                     cutoff_s = self._candidates.best_form_s
                     self._add(chain_dp.solve(problem, judge, cutoff_s=cutoff_s, keep=keep), play=False)
@@ -370,7 +372,7 @@ class _Search:
         Among the tasks of one ZeRO stage, the first has every decision of the others, needs no more memory and waits no
         longer, so its bound serves for all of them.
         """
-        only = group.only_bounds
+        only, bounded_before = group.only_bounds, list[StageProblem]()
         for tasks in by_zero(group):
             cutoff_s = self._cutoff_s
             problem = self._worth_solving(frontier, group, tasks[0], cutoff_s)
@@ -378,7 +380,10 @@ class _Search:
                 self._account.close(len(tasks), max(tasks[0].bound_s, cutoff_s), only_bounds=only)
             elif self._effort <= 0:
                 self._account.close(len(tasks), tasks[0].bound_s, only_bounds=only)
+            elif any(covers(other, problem) for other in bounded_before):
+                self._account.close(len(tasks), math.inf)
             else:
+                bounded_before.append(problem)
                 self._effort -= 1
                 bounded_first = bounded(problem, cutoff_s)
                 if bounded_first.bound_s >= cutoff_s:
