@@ -139,9 +139,10 @@ class Frontier:
         cluster: the cluster.
         job: the job.
         objective: the time that bounds speak of.
-        priced: costs with one device per replica, by micro-batch size, or of shardings.
+        priced: costs with one device per replica, by micro-batch size.
         unpriced: floors of unpriced shardings with their keys.
         refine: prices the shardings of a floor (`Pricer.refine`); returns None if that is not worth it.
+        first: costs whose problems come before all others.
         least: by micro-batch size and key of a floor, lower bound on the costs of shardings that are not among the
             priced ones of the floor; None if there are none.
 
@@ -159,6 +160,7 @@ class Frontier:
         priced: Sequence[BlockCosts],
         unpriced: Floors = (),
         refine: Callable[[int, FloorKey], Refinement | None] | None = None,
+        first: Sequence[BlockCosts] = (),
         least: Callable[[int, FloorKey], BlockCosts | None] = lambda *_: None,
     ) -> None:
         self._formulator, self._cluster, self._job = formulator, cluster, job
@@ -166,16 +168,23 @@ class Frontier:
         self._objective, self._least_s = objective, math.inf
         self._halvings = _FINE_HALVINGS if objective.counts_passing else _HALVINGS
         self._heap: list[_Entry] = []
+        self._after_first: list[_Entry] = []
         self.count = 0
         self.left_out_s = math.inf
         self._numbers = itertools.count()
         self._reach: dict[_ReachKey, _Reach] = {}
         self._tests: dict[_ReachKey, FeasibilityTest] = {}
         self._added: set[tuple[int, int]] = set()
-        for shardings in alike(priced):
+        for shardings in alike(first):
             self._add(shardings)
+        if first:
+            self._heap, self._after_first = self._after_first, self._heap
+        for costs in priced:
+            self._add((costs,))
         for floor, key in unpriced:
             self._add_unpriced(floor, key)
+        if first:
+            self._heap, self._after_first = self._after_first, self._heap
 
     def _add_unpriced(self, floor: BlockCosts, key: FloorKey, least_s: float = 0.0) -> None:
         bound_s = min((group.bound_s for group in self._groups((floor,))), default=math.inf)
@@ -201,6 +210,11 @@ class Frontier:
     @property
     def bound_s(self) -> float:
         """Lower bound on the decisions of all queued problems; infinite if the queue is empty."""
+        return min((heap[0][0] for heap in (self._heap, self._after_first) if heap), default=math.inf)
+
+    @property
+    def next_s(self) -> float:
+        """Known bound of the entry that `pop` looks at before those that are put back; infinite if there is none."""
         return self._heap[0][0] if self._heap else math.inf
 
     def pop(self, cutoff_s: float) -> ProblemGroup | OpenProblem | None:
@@ -208,7 +222,9 @@ class Frontier:
 
         A bound is tightened, up to the cutoff, the first time that it reaches the front.
         """
-        while self._heap:
+        while self._heap or self._after_first:
+            if not self._heap:
+                self._heap, self._after_first = self._after_first, []
             *_, tight, entry = heapq.heappop(self._heap)
             if isinstance(entry, UnpricedShardings):
                 self._price(entry, cutoff_s, tight=tight)

@@ -81,14 +81,17 @@ class KnownCosts:
         """`refine`, with nothing in place of a floor that may not be refined."""
         return self.refine(micro_batch, key) or ((), ())
 
-    def even_splits(self, sizes: Sequence[int], near_s: float, trivial: TrivialPlans) -> None:
+    def even_splits(self, sizes: Sequence[int], near_s: float, trivial: TrivialPlans) -> list[BlockCosts]:
         """Price even splits of some micro-batch sizes with their trivial plans, until one of these is near enough."""
+        priced: list[BlockCosts] = []
         for size in sizes:
             if self._shardings is None or trivial.best_s() <= near_s:
                 break
             for costs in self._shardings.even_split(size):
                 self.add(size, [costs])
                 trivial.add_sharded(costs)
+                priced.append(costs)
+        return priced
 
     def leanest(self, micro_batch: int) -> list[BlockCosts]:
         """The known sharding or even split of a size that keeps the fewest weights and activations; none without."""

@@ -153,8 +153,7 @@ class _Search:
         priced, slower_s = self.known.price(self._sizes, self._costs_for, self._cluster, trivial)
         self._account.lower(slower_s)
         held = not self._closed_form_job.schedules or state_fits(priced[0], self._cluster, self._job)
-        if held:
-            self._even_splits(priced, trivial)
+        first = self._even_splits(priced, trivial) if held else []
         for candidate in trivial.candidates():
             if candidate.evaluation.feasible:
                 self._candidates.add(candidate.decision, candidate.evaluation, play=self._thorough)
@@ -162,14 +161,14 @@ class _Search:
             single_device, floors = priced if allows_single_devices(self._job) else [], self._floors()
             if not self._thorough:
                 self._search_shapes(single_device, floors, any_plan=any_plan)
-                self._search_by_closed_form(single_device, floors, any_plan=any_plan)
+                self._search_by_closed_form(single_device, floors, first, any_plan=any_plan)
             if self._thorough or not self._beside:
-                self._search_by_critical_path(single_device, floors, any_plan=any_plan)
+                self._search_by_critical_path(single_device, floors, first, any_plan=any_plan)
             if self._beside:
                 self._keep_in_hosts(any_plan=any_plan)
             self._search_shapes(single_device, floors, any_plan=any_plan)
             if self._beside and not self._thorough:  # only bounds, up to what the others found
-                self._search_by_critical_path(single_device, floors, any_plan=any_plan)
+                self._search_by_critical_path(single_device, floors, first, any_plan=any_plan)
             if not self._beside and (not any_plan or (diagnose and not self._candidates)):
                 self._keep_in_hosts(any_plan=any_plan)
         if not self._candidates:
@@ -212,12 +211,13 @@ class _Search:
             return infeasible(costs, self._cluster, self._job, self._costs_for)
         return self._shapes.error(priced[-1].micro_batch if len(priced) < len(self._sizes) else 0)
 
-    def _even_splits(self, priced: list[BlockCosts], trivial: TrivialPlans) -> None:
-        """Price even tensor parallel splits if no trivial plan is near balanced compute."""
-        if priced and self._closed_form_job.schedules and not self._beside:
-            least_s = min(self._job.global_batch / c.micro_batch * compute_s(c) for c in priced)
-            near_s = NEAR * least_s / self._formulator.devices()
-            self.known.even_splits(self._sizes[:MAX_SIZES_TRIED], near_s, trivial)
+    def _even_splits(self, priced: list[BlockCosts], trivial: TrivialPlans) -> list[BlockCosts]:
+        """Costs of even tensor parallel splits, priced if no trivial plan is near balanced compute."""
+        if not priced or not self._closed_form_job.schedules or self._beside:
+            return []
+        least_s = min(self._job.global_batch / c.micro_batch * compute_s(c) for c in priced)
+        near_s = NEAR * least_s / self._formulator.devices()
+        return self.known.even_splits(self._sizes[:MAX_SIZES_TRIED], near_s, trivial)
 
     def _floors(self) -> Floors:
         """Floors of shardings with their keys, by micro-batch size, as far as their sizes may beat the best time."""
@@ -261,8 +261,9 @@ class _Search:
 
     def _search_by_closed_form(
         self,
-        priced: Sequence[BlockCosts],
+        single_device: Sequence[BlockCosts],
         floors: Floors,
+        first: Sequence[BlockCosts],
         *,
         any_plan: bool,
         keep: int = MAX_RUNNERS_UP,
@@ -271,7 +272,8 @@ class _Search:
         if not self._closed_form_job.schedules:
             return
         setting = self._formulator, self._cluster, self._closed_form_job
-        frontier = Frontier(*setting, ClosedForm(), priced, self._closest(floors), self.known.refine_or_drop)
+        closest, refine = self._closest(floors), self.known.refine_or_drop
+        frontier = Frontier(*setting, ClosedForm(), single_device, closest, refine, first)
         while not (any_plan and self._candidates):
             group = frontier.pop(self._candidates.best_form_s)
             if not isinstance(group, ProblemGroup):
@@ -294,7 +296,7 @@ class _Search:
         if self._shardings is not None and number and best.schedule in self._closed_form_job.schedules:
             finer = self._shardings.finer(best.micro_batch, number)
             self.known.add(best.micro_batch, finer)
-            self._search_by_closed_form(finer, (), any_plan=False)
+            self._search_by_closed_form((), (), finer, any_plan=False)
 
     def _recompute_fewer_layers(self) -> None:
         """Search plans that recompute the first layers of a stage, with the shardings of the best plans that recompute.
@@ -306,7 +308,7 @@ class _Search:
         if costs:
             self._tried_layers = True
             plain, self._formulator = self._formulator, Formulator(self._cluster, self._job, some_layers=True)
-            self._search_by_closed_form(costs, (), any_plan=False)
+            self._search_by_closed_form((), (), costs, any_plan=False)
             self._formulator = plain
 
     def _keep_in_hosts(self, *, any_plan: bool) -> None:
@@ -327,7 +329,7 @@ class _Search:
         for choice in offload_choices(self._job, first[0]) if first else ():
             self._tried_offload = True
             self._formulator = plain.offloading(choice)
-            self._search_by_closed_form(first, (), any_plan=any_plan, keep=1)
+            self._search_by_closed_form((), (), first, any_plan=any_plan, keep=1)
         self._formulator, self._closed_form_job = plain, job
 
     def _ideal_s(self, costs: BlockCosts) -> float:
@@ -335,7 +337,9 @@ class _Search:
         turns = self._job.global_batch / costs.micro_batch / max(1, self._formulator.devices(costs.ranks))
         return (math.ceil(turns) if self._job.max_stages == 1 else turns) * compute_s(costs)
 
-    def _search_by_critical_path(self, single_device: Sequence[BlockCosts], floors: Floors, *, any_plan: bool) -> None:
+    def _search_by_critical_path(
+        self, single_device: Sequence[BlockCosts], floors: Floors, first: Sequence[BlockCosts], *, any_plan: bool
+    ) -> None:
         """Bound the simulated time of all decisions by critical path, and find the decisions that reach the bound.
 
         On few devices every problem that may hold the fastest decision is solved. On many devices the closed form
@@ -343,9 +347,9 @@ class _Search:
         """
         if not self._closed_form_job.schedules:
             return
-        refine = self.known.refine if self._thorough else self._refine_within_effort
+        first, refine = (first, self.known.refine) if self._thorough else ((), self._refine_within_effort)
         setting = self._formulator, self._cluster, self._closed_form_job
-        frontier = Frontier(*setting, LongestChain(), single_device, self._closest(floors), refine, self._least)
+        frontier = Frontier(*setting, LongestChain(), single_device, self._closest(floors), refine, first, self._least)
         while not (any_plan and self._candidates):
             entry = frontier.pop(self._cutoff_s)
             self._account.lower(frontier.left_out_s)
@@ -408,8 +412,8 @@ class _Search:
         """
         task, cutoff_s = entry.task, self._cutoff_s
         if entry.bound_s < cutoff_s:
-            entry.bounded.lowest(cutoff_s, math.inf if entry.only_bounds else frontier.bound_s)
-        if frontier.bound_s < entry.bound_s < cutoff_s:
+            entry.bounded.lowest(cutoff_s, math.inf if entry.only_bounds else frontier.next_s)
+        if frontier.next_s < entry.bound_s < cutoff_s:
             frontier.put_back(entry)
             return
         if entry.bound_s >= cutoff_s or (entry.only_bounds and not self._thorough):
