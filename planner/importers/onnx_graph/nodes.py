@@ -1,5 +1,5 @@
-"""The nodes of an ONNX file: their order and bodies, attributes and metadata as plain Python, the module that each
-belongs to, and what is wrong with a call that ONNX's own checks and inference leave out.
+"""The nodes of an ONNX file: their order and bodies, attributes, stored tensors and metadata as plain Python, the
+module that each belongs to, and what is wrong with a call that ONNX's own checks and inference leave out.
 
 Models that grow beyond bounds once their functions are written out are refused before anything is written out.
 """
@@ -14,9 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from planner.graph import AttributeValue
+from planner.errors import ModelError
+from planner.graph import AttributeValue, DType
 from planner.importers.formats import damaged
-from planner.importers.onnx_graph.work import Array, Scope, TensorType, WorkGraph, WorkNode
+from planner.importers.onnx_graph.work import (
+    ELEMENT_TYPES,
+    MAX_CONSTANT_ELEMENTS,
+    Array,
+    Scope,
+    TensorType,
+    WorkGraph,
+    WorkNode,
+)
 from planner.operators import rule_of
 
 if TYPE_CHECKING:
@@ -208,6 +217,41 @@ def tensor_value(tensor: onnx.TensorProto) -> Array | None:
     if value.dtype.kind in "biufc":
         return value
     return value.astype(np.float32) if value.dtype.kind == "V" else None
+
+
+def stored_type(name: str, shape: tuple[int, ...], element: int) -> TensorType:
+    """The type of a tensor that the file holds.
+
+    Raises:
+        ModelError: the number of the element type is unknown, or a size is negative.
+    """
+    if element not in ELEMENT_TYPES:
+        raise ModelError(f"tensor {name!r} has the unknown element type {element}", hint="update onnx")
+    if min(shape, default=0) < 0:
+        raise damaged(f"{name!r} has the shape {list(shape)}")
+    return TensorType(shape, element)
+
+
+_DATA = ("float_data", "double_data", "int32_data", "int64_data", "uint64_data")
+"""Where a tensor message holds its numbers if not as bytes."""
+
+_ONE_ENTRY = frozenset({DType.FLOAT32, DType.FLOAT64, DType.INT32, DType.INT64, DType.UINT64, DType.BOOL})
+"""Types of which each number is one entry there."""
+
+
+def small_value(tensor: onnx.TensorProto, name: str, kind: TensorType) -> Array | None:
+    """A stored tensor's value where it is small and in the file.
+
+    Raises:
+        ModelError: the file holds more or less data than the tensor's shape needs.
+    """
+    held, needed = len(tensor.raw_data), (kind.elements * kind.dtype.bits + 7) // 8
+    if held and held != needed and kind.dtype is not DType.STRING:
+        raise damaged(f"{name!r} holds {held:,} bytes of data, its shape {list(kind.shape)} needs {needed:,}")
+    entries = sum(len(getattr(tensor, field)) for field in _DATA)
+    if entries and kind.dtype in _ONE_ENTRY and entries != kind.elements:
+        raise damaged(f"{name!r} holds {entries:,} numbers, its shape {list(kind.shape)} needs {kind.elements:,}")
+    return tensor_value(tensor) if kind.elements <= MAX_CONSTANT_ELEMENTS else None
 
 
 _CONSTANTS: Mapping[str, tuple[int, Any]] = {

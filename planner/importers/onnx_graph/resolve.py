@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from planner.errors import ModelError
-from planner.graph import AttributeValue, DType
+from planner.graph import AttributeValue
 from planner.importers.formats import damaged
 from planner.importers.onnx_graph import dims as axis_binding
 from planner.importers.onnx_graph import nodes as onnx_nodes
@@ -25,7 +25,6 @@ from planner.importers.onnx_graph.inference import Inference, plain_domain
 from planner.importers.onnx_graph.sequences import HANDLERS as SEQUENCES
 from planner.importers.onnx_graph.weights import CREATED, is_anonymous, is_path
 from planner.importers.onnx_graph.work import (
-    ELEMENT_TYPES,
     INT64,
     MAX_CONSTANT_ELEMENTS,
     NO_SCOPE,
@@ -237,14 +236,14 @@ class Resolver:
     def store_initializers(self, graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
         """Add a graph's initializers, under their new names."""
         for tensor in graph.initializer:
-            kind = self._stored_type(tensor.name, tuple(tensor.dims), tensor.data_type)
+            kind = onnx_nodes.stored_type(tensor.name, tuple(tensor.dims), tensor.data_type)
             if names.get(tensor.name, tensor.name) in self.work.stored:
                 raise damaged(f"two initializers are called {tensor.name!r}")
-            self.store(names.get(tensor.name, tensor.name), kind, self._small_value(tensor, tensor.name, kind))
+            self.store(names.get(tensor.name, tensor.name), kind, onnx_nodes.small_value(tensor, tensor.name, kind))
             if tensor.raw_data and kind.dtype.is_float and len(kind.shape) > 1:
                 self.work.data[tensor.name] = tensor
         for sparse in graph.sparse_initializer:
-            kind = self._stored_type(sparse.values.name, tuple(sparse.dims), sparse.values.data_type)
+            kind = onnx_nodes.stored_type(sparse.values.name, tuple(sparse.dims), sparse.values.data_type)
             self.store(names.get(sparse.values.name, sparse.values.name), kind)
 
     def type_of(self, name: str, reader: str) -> TensorType:
@@ -322,9 +321,9 @@ class Resolver:
         if constant is None:
             raise ModelError(f"Constant {node.output[0]!r} has no value", hint="export it again")
         shape, element, content = constant
-        kind = self._stored_type(node.output[0], shape, element)
+        kind = onnx_nodes.stored_type(node.output[0], shape, element)
         stored = content is None or isinstance(content, np.ndarray)
-        value = content if stored else self._small_value(content, node.output[0], kind)
+        value = content if stored else onnx_nodes.small_value(content, node.output[0], kind)
         self.store(node.output[0], kind, value)
         self.work.fates["folded"] += 1
 
@@ -345,7 +344,7 @@ class Resolver:
                 element = attribute.t.data_type
                 given = onnx_nodes.tensor_value(attribute.t)
                 content = content if given is None else given
-        kind = self._stored_type(node.output[0], tuple(int(d) for d in dims.reshape(-1)), element)
+        kind = onnx_nodes.stored_type(node.output[0], tuple(int(d) for d in dims.reshape(-1)), element)
         small = kind.elements <= MAX_CONSTANT_ELEMENTS
         value = np.full(kind.shape, content.reshape(-1)[0]) if small else None
         if stored:
@@ -459,33 +458,6 @@ class Resolver:
             hint="put the external data file beside the model; only such small integer tensors are read from it",
         )
 
-    def _stored_type(self, name: str, shape: tuple[int, ...], element: int) -> TensorType:
-        if element not in ELEMENT_TYPES:
-            raise ModelError(f"tensor {name!r} has the unknown element type {element}", hint="update onnx")
-        if min(shape, default=0) < 0:
-            raise damaged(f"{name!r} has the shape {list(shape)}")
-        return TensorType(shape, element)
-
-    def _small_value(self, tensor: onnx.TensorProto, name: str, kind: TensorType) -> Array | None:
-        """A stored tensor's value where it is small and in the file.
-
-        Raises:
-            ModelError: the file holds more or less data than the tensor's shape needs.
-        """
-        held, needed = len(tensor.raw_data), (kind.elements * kind.dtype.bits + 7) // 8
-        if held and held != needed and kind.dtype is not DType.STRING:
-            raise damaged(f"{name!r} holds {held:,} bytes of data, its shape {list(kind.shape)} needs {needed:,}")
-        entries = sum(len(getattr(tensor, field)) for field in _DATA)
-        if entries and kind.dtype in _ONE_ENTRY and entries != kind.elements:
-            raise damaged(f"{name!r} holds {entries:,} numbers, its shape {list(kind.shape)} needs {kind.elements:,}")
-        return onnx_nodes.tensor_value(tensor) if kind.elements <= MAX_CONSTANT_ELEMENTS else None
-
-
-_DATA = ("float_data", "double_data", "int32_data", "int64_data", "uint64_data")
-"""Where a tensor message holds its numbers if not as bytes."""
-
-_ONE_ENTRY = frozenset({DType.FLOAT32, DType.FLOAT64, DType.INT32, DType.INT64, DType.UINT64, DType.BOOL})
-"""Types of which each number is one entry there."""
 
 _PRODUCT = re.compile(r"^(linear|matmul|mm|bmm|addmm|einsum|conv(olution)?(\dd)?)(_\d+)?$")
 """What torch calls the results of products."""
