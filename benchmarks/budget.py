@@ -64,7 +64,7 @@ def main() -> None:
     import planner
 
     found = sizes(Path(__file__).parents[1])
-    total = Size(*(sum(getattr(s, name) for s in found.values()) for name in ("lines", "files", "classes")))
+    total = Size(*(sum(int(getattr(s, name)) for s in found.values()) for name in ("lines", "files", "classes")))
     print(f"{'package':<22}{'code lines':>11}{'files':>7}{'classes':>9}")
     for package, size in (*found.items(), ("all", total)):
         print(f"{package:<22}{size.lines:>11,}{size.files:>7}{size.classes:>9}")

@@ -16,6 +16,7 @@ import numpy as np
 
 import planner
 from planner.costs import JobClass, MeasuredError, error_of, read_errors
+from planner.sums import float_sum
 
 if TYPE_CHECKING:
     from benchmarks.published import Prediction
@@ -136,7 +137,7 @@ def noise_of(runs: Iterable[Run]) -> float:
     repeated = [own for own in times.values() if len(own) > 1]
     if not repeated:
         return NOISE
-    squares = sum(float(np.var(own)) * len(own) for own in repeated)
+    squares = float_sum(float(np.var(own)) * len(own) for own in repeated)
     return SURE * math.sqrt(2 * squares / sum(len(own) - 1 for own in repeated))
 
 

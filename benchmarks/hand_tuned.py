@@ -37,6 +37,7 @@ from planner.space import BlockCosts, Configuration, Evaluation, StageChoice, ev
 from planner.space.blocks import update_s_per_element
 from planner.space.pricer import Pricer
 from planner.space.sharded import sharded_block_costs
+from planner.sums import float_sum
 
 SOURCE = "Narayanan et al., SC 2021"
 
@@ -290,7 +291,7 @@ def report(rows: Sequence[Row], *, ladder: bool) -> str:
         )  # fmt: skip
         steps.append([row.key, f"{priced.simulated_s:.2f}", *(f"{_seconds(p):.2f}: {describe(p)}" for p, _ in plans)])
         print(" | ".join(main[-1]), file=sys.stderr, flush=True)
-    error = sum(abs(r - 1) for r in ratios) / len(ratios)
+    error = float_sum(abs(r - 1) for r in ratios) / len(ratios)
     head = ["row", "table", "model", "devices", "hand-tuned", "measured s", "by our model s", "ratio",
             "ours, closed form s", "ours, simulated s", "faster by", "our plan", "gap", "CPU s"]  # fmt: skip
     parts = [markdown(head, main), f"Hand-tuned by our model against measured: mean error {error:.1%}."]

@@ -151,7 +151,7 @@ def row(found: Measured) -> list[str]:
         return [*spent, found.error, *[""] * 3]
     figures, batch = found.plan["predictions"], found.plan["micro_batches"]
     seconds = figures.get("simulated_iteration_s") or figures["iteration_s"]
-    again = sum(stage["recompute"] for stage in found.plan["stages"])
+    again = sum(bool(stage["recompute"]) for stage in found.plan["stages"])
     options = [f"recompute {again}"] if again else []
     options += [f"ZeRO-{z}" for z in sorted({stage["zero"] for stage in found.plan["stages"]}) if z]
     return [

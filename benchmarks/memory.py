@@ -27,6 +27,7 @@ from planner.prediction import driver_bytes, judge, without_limits
 from planner.space import WorkerMemory
 from planner.space.named import Degrees
 from planner.space.pricer import Pricer
+from planner.sums import float_sum
 
 GIB = 2**30
 MEASURED_BY = ("allocator", "nvidia-smi")
@@ -89,9 +90,11 @@ def fit_of(run: Run) -> Fit:
         micro_batch=run.micro_batch, schedule=run.schedule, recompute=run.recompute,
     )  # fmt: skip
     ways = list(ways_to_share(pricer, job, degrees))
-    weights = [sum(float(costs.parameter_elements.sum()) for costs in shelf.values()) for _, shelf in ways]
+    weights = [float_sum(float(costs.parameter_elements.sum()) for costs in shelf.values()) for _, shelf in ways]
     ways = [way for way, held in zip(ways, weights, strict=True) if held <= FEWEST_WEIGHTS_MARGIN * min(weights)]
-    configuration, shelf = max(ways, key=lambda way: sum(float(c.checkpoint_bytes[0, -1]) for c in way[1].values()))
+    configuration, shelf = max(
+        ways, key=lambda way: float_sum(float(c.checkpoint_bytes[0, -1]) for c in way[1].values())
+    )
     workers = judge(pricer, job, configuration, shelf).workers
     return Fit(run, max(workers, key=lambda worker: worker.memory.total))
 

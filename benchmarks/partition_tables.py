@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from planner.sums import float_sum
+
 Row = dict[str, Any]
 Column = tuple[str, Callable[[Row], str]]
 SAME = 1e-9
@@ -283,16 +285,16 @@ def _summary(name: str, rows: list[Row]) -> str:
     """One line that counts: proven, no worse than recorded, how much less CPU."""
     keys = {"piper": ("tps", "cpu"), "pipedream": ("pipe_s", "dp_s"), "hierarchical": ("pipe_s", "dp_s")}
     solved = [row for row in rows if row["objective"] is not None]
-    text = [f"{sum(row['proven'] for row in rows)} of {len(rows)} proven"]
+    text = [f"{sum(bool(row['proven']) for row in rows)} of {len(rows)} proven"]
     if name in keys:
         value, cpu = keys[name]
         compared = [row for row in solved if _recorded(value)(row)]
-        no_worse = sum(row["objective"] <= row["recorded"][value] * (1 + SAME) for row in compared)
+        no_worse = sum(bool(row["objective"] <= row["recorded"][value] * (1 + SAME)) for row in compared)
         text.append(f"{no_worse} of {len(compared)} no worse than recorded")
         text.append(_ratios(row["recorded"][cpu] / row["cpu_s"] for row in compared if row["recorded"].get(cpu)))
     elif name == "contiguous":
         compared = [row for row in solved if _peer(row, "dp").get("finished")]
-        no_worse = sum(row["objective"] <= _peer(row, "dp")["max_load"] * (1 + SAME) for row in compared)
+        no_worse = sum(bool(row["objective"] <= _peer(row, "dp")["max_load"] * (1 + SAME)) for row in compared)
         text.append(f"{no_worse} of {len(compared)} no worse than the DP")
         text.append(_ratios(_peer(row, "dp")["cpu_s"] / row["cpu_s"] for row in compared))
     return "; ".join(part for part in text if part) + "."
@@ -302,6 +304,6 @@ def _ratios(values: Iterable[float]) -> str:
     ratios = sorted(values)
     if not ratios:
         return ""
-    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    mean = math.exp(float_sum(map(math.log, ratios)) / len(ratios))
     shown = [figure(value, 2) for value in (ratios[0], ratios[-1], mean)]
     return f"recorded CPU time over ours: {shown[0]} to {shown[1]}, geometric mean {shown[2]}"

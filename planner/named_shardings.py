@@ -16,6 +16,7 @@ from planner.space.jobs import check_dealt, mesh_problem
 from planner.space.named import Degrees, configurations_of
 from planner.space.pricer import Pricer
 from planner.space.types import BlockCosts, Job
+from planner.sums import float_sum
 
 NamedConfiguration = Degrees | Configuration | Plan
 """A configuration by its degrees, in full, or as a plan has it with its shardings."""
@@ -108,7 +109,7 @@ def _widths(asked: Configuration) -> tuple[int, int, int]:
 
 def with_fewest_weights(ways: Sequence[Way], costs: Sequence[Collection[BlockCosts]]) -> list[Way]:
     """The ways to share operators that leave the fewest weights on a rank (`FEWEST_WEIGHTS_MARGIN`)."""
-    weights = [sum(float(each.parameter_elements.sum()) for each in used) for used in costs]
+    weights = [float_sum(float(each.parameter_elements.sum()) for each in used) for used in costs]
     return [
         way for way, elements in zip(ways, weights, strict=True) if elements <= FEWEST_WEIGHTS_MARGIN * min(weights)
     ]
@@ -128,7 +129,7 @@ def _check_devices(asked: Configuration, cluster: Cluster, job: Job) -> None:
         return
     line = dataclasses.replace(asked, devices=())
     workers = lay_workers(line, schedules.get(asked.schedule))
-    taken = asked.copies * sum(own.shape[1] for own in workers.ranks)
+    taken = asked.copies * sum(int(own.shape[1]) for own in workers.ranks)
     if len(asked.devices) != taken or len(set(asked.devices) & set(range(available))) != taken:
         message = f"{len(asked.devices)} devices are given for {taken} ranks of all workers"
         raise JobError(message, hint=f"give each rank one of the devices 0 to {available - 1}, copy by copy")

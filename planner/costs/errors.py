@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 
 from planner.hardware.document import profile_folder
+from planner.sums import float_sum
 from planner.units import format_seconds, plural
 
 ERRORS_FILE = "errors.yaml"
@@ -103,8 +104,8 @@ def error_of(job: JobClass, ratios: Sequence[float]) -> MeasuredError:
     if count < LEAST_RUNS:
         return MeasuredError(str(job), count)
     logs = [math.log(ratio) for ratio in ratios]
-    mean = sum(logs) / count
-    deviation = math.sqrt(sum((value - mean) ** 2 for value in logs) / (count - 1))
+    mean = float_sum(logs) / count
+    deviation = math.sqrt(float_sum((value - mean) ** 2 for value in logs) / (count - 1))
     reach = _student_quantile(count - 1) * deviation * math.sqrt(1 + 1 / count)
     return MeasuredError(str(job), count, math.exp(min(0.0, mean - reach)), math.exp(max(0.0, mean + reach)))
 

@@ -35,6 +35,7 @@ from planner.operators.entry import OpCall
 from planner.operators.saved import SavedOptions, element_bytes, saved_for_backward, saved_notes
 from planner.operators.specs import graph_specs
 from planner.operators.types import OpSpec, Origin
+from planner.sums import float_sum
 
 CACHE_VERSION = 2
 DEFAULT_MEMORY_CAP_BYTES = 1 << 30
@@ -111,7 +112,7 @@ def median_s(run: Callable[[], object]) -> float:
     for _ in range(_WARM_RUNS):
         run()
     runs: list[float] = []
-    while len(runs) < _RUNS and (not runs or sum(runs) < _ENOUGH_S or len(runs) < 3):
+    while len(runs) < _RUNS and (not runs or float_sum(runs) < _ENOUGH_S or len(runs) < 3):
         start = time.perf_counter()
         run()
         runs.append(time.perf_counter() - start)
@@ -409,7 +410,7 @@ _RANDOM_ELEMENTS = 1 << 20
 
 def call_bytes(call: OpCall) -> float:
     """Bytes of all operands and results when floats are fp32."""
-    return sum(t.elements * _bytes(t.dtype) for t in (*call.inputs, *call.outputs) if t is not None)
+    return float_sum(t.elements * _bytes(t.dtype) for t in (*call.inputs, *call.outputs) if t is not None)
 
 
 def _bytes(dtype: DType) -> float:

@@ -27,6 +27,7 @@ from planner.hardware.types import Device, Stack
 from planner.operators.entry import JointCut, rule_of
 from planner.operators.modules import PRODUCTS, find_expert_products
 from planner.operators.types import OpSpec
+from planner.sums import float_sum
 
 _ALIGNED_BYTES = 16
 """Rows of matrices that start at multiples of this feed matrix units at full rate (cuBLAS documentation)."""
@@ -79,7 +80,7 @@ def _filled(spec: OpSpec, matrices: tuple[int, ...], unit: int) -> float:
     elements, are padded to multiples of the unit (MaxText, docs/guides/optimization/custom_model.md)."""
     if attends(spec):
         heads = spec.details["head"], spec.details["value_head"]
-        return sum(heads) / sum(_padded(size, unit) for size in heads)
+        return float_sum(heads) / float_sum(_padded(size, unit) for size in heads)
     return math.prod(size / _padded(size, unit) for size in matrices[1:])
 
 

@@ -149,7 +149,7 @@ def _group(graph: Graph, profile: Profile, name: str, members: Iterable[int]) ->
         name=name,
         count=1,
         nodes=len(index),
-        parameters=sum(graph.parameters[p].elements for p in weights if graph.parameters[p].trainable),
+        parameters=sum(int(graph.parameters[p].elements) for p in weights if graph.parameters[p].trainable),
         forward_s=float(profile.forward_s[index].sum()),
         backward_s=float(profile.backward_s[index].sum()),
         forward_flops=float(profile.forward_flops[index].sum()),

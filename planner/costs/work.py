@@ -29,6 +29,7 @@ from planner.operators.saved import float_type, logits_of
 from planner.operators.specs import by_class, call_classes, needs_gradient, nodes_where
 from planner.operators.storage import Storages
 from planner.operators.types import OpSpec
+from planner.sums import float_sum
 
 _COLUMNS = (
     "matrix", "vector", "bytes", "kernels",
@@ -206,7 +207,7 @@ def _fuse(graph: Graph, rows: np.ndarray, kernel: Sequence[int], sizes: Mapping[
     """Merge some nodes' work into one kernel that reads operands, writes the result, and recomputes in backward."""
 
     def size(names: Iterable[str]) -> float:
-        return sum(graph.tensors[name].elements * sizes[graph.tensors[name].dtype] for name in names)
+        return float_sum(graph.tensors[name].elements * sizes[graph.tensors[name].dtype] for name in names)
 
     *inner, last = kernel
     made = {name for i in inner for name in graph.nodes[i].outputs}
@@ -245,7 +246,7 @@ def _group_experts(graph: Graph, rows: np.ndarray, expert: ExpertProduct, sizes:
     node = graph.nodes[expert.product]
     gathered = graph.nodes[expert.gather].outputs[0]
     names = [*(n for n in node.inputs if n != gathered), *node.outputs]
-    carried = sum(graph.tensors[n].elements * sizes[graph.tensors[n].dtype] for n in names)
+    carried = float_sum(graph.tensors[n].elements * sizes[graph.tensors[n].dtype] for n in names)
     weight = graph.tensors[expert.weight]
     stored = min(weight.elements, graph.tensors[gathered].elements) * sizes[weight.dtype]
     back = rows[expert.product, 4] + rows[expert.product, 5]
@@ -350,4 +351,4 @@ def _own_bytes(
     results = [graph.tensors[n] for n in node.outputs if n in graph.tensors]
     operands = [graph.tensors[n] for n in dict.fromkeys(node.inputs) if n]
     grown = [t for t in (*results, *operands) if t.kind is TensorKind.ACTIVATION and t.name in carrying]
-    return sum(map(size, results)), sum(map(size, grown))
+    return float_sum(map(size, results)), float_sum(map(size, grown))

@@ -46,6 +46,7 @@ from planner.exchange.servers import Inside, MachineSum, machine_sum
 from planner.exchange.types import Step
 from planner.hardware import COLUMNS, DIRECT, MEASURED, Cluster, Collective, Terms
 from planner.hardware.collectives import ALGORITHMS
+from planner.sums import float_sum
 
 CHEAPEST = ""
 """In place of an algorithm: whichever is cheapest for the payload."""
@@ -247,7 +248,7 @@ class InNetwork(Scheme):
     def _message(self, bucket: Bucket, unit: PortTraffic, inside: MachineSum) -> Message:
         """The message of a bucket: one copy through the ports of each level, a start-up time up and one down."""
         levels = unit.fabric.cluster.levels
-        latency_s = sum(2 * levels[i].latency_s for i in self._switched(unit.fabric))
+        latency_s = float_sum(2 * levels[i].latency_s for i in self._switched(unit.fabric))
         across = Leg((unit * bucket.gradient_bytes).busy_s() / self.efficiency, latency_s)
         before, after = inside.legs(bucket.gradient_bytes, bucket.gradient_bytes)
         legs = (across,) if self.inside else (before, across, after)

@@ -18,6 +18,7 @@ import numpy as np
 from planner.errors import HardwareError, JobError
 from planner.hardware import Cluster
 from planner.hardware.tiers import child_sizes
+from planner.sums import float_sum
 
 HOST_SUM_BYTE_PER_S = 40e9
 """Rate at which a host sums gradients: three accesses a byte at some 120 GB/s of host memory. An estimate."""
@@ -343,7 +344,7 @@ def spread_traffic(fabric: Fabric, held_bytes: np.ndarray) -> PortTraffic:
         held_bytes: bytes that each rank holds, float64 [ranks], in the order of `fabric.ranks`.
     """
     held = dict(zip(fabric.ranks, held_bytes.tolist(), strict=True))
-    machine = np.array([sum(held[rank] for rank in ranks) for ranks in fabric.machines])
+    machine = np.array([float_sum(held[rank] for rank in ranks) for ranks in fabric.machines])
     flows = (machine[:, None] + machine[None, :]) / len(machine)
     out_bytes, in_bytes = np.zeros(len(fabric.ports)), np.zeros(len(fabric.ports))
     for level in range(fabric.top + 1):

@@ -18,6 +18,7 @@ import numpy as np
 
 from planner.errors import UsageError
 from planner.hardware import Cluster, Collective, Terms, collective_s, collective_terms, moved_bytes
+from planner.sums import float_sum
 
 
 class Content(StrEnum):
@@ -294,7 +295,7 @@ def phase_s(
     concurrent: int = 1,
 ) -> float:
     """Seconds of all steps of one phase, one after the other, for `elements` elements of `sizes` bytes each."""
-    return sum(step_s(cluster, s, ranks, elements * s.payload(sizes), concurrent) for s in recipe.during(phase))
+    return float_sum(step_s(cluster, s, ranks, elements * s.payload(sizes), concurrent) for s in recipe.during(phase))
 
 
 def sent_bytes(

@@ -27,6 +27,7 @@ from planner.exchange.fabric import Fabric, PortTraffic, Servers, nothing
 from planner.exchange.recipe import SUMMED, Recipe, rank_part
 from planner.exchange.types import Exchange, MemoryFactors, Staleness, Step, Variable
 from planner.registry import name_with_options
+from planner.sums import float_sum
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +118,9 @@ class Bucket:
 def _bucket(step: Step, members: list[Variable]) -> Bucket:
     return Bucket(
         tuple(v.name for v in members),
-        sum(v.gradient_bytes for v in members),
+        float_sum(v.gradient_bytes for v in members),
         max(step.ready_s(v) for v in members),
-        sum(v.pulled_bytes for v in members),
+        float_sum(v.pulled_bytes for v in members),
     )
 
 
@@ -418,10 +419,10 @@ def _mixture(fabric: Fabric, step: Step, schemes: list[Scheme], bucket_bytes: fl
 
 def _mean_memory(memories: list[MemoryFactors], parts: list[Step], step: Step) -> MemoryFactors:
     """Memory factors weighted by the bytes of each scheme; the fullest servers are taken to be the same machine."""
-    total = sum(v.pulled_bytes for v in step.variables)
+    total = float_sum(v.pulled_bytes for v in step.variables)
     if total == 0:
         return MemoryFactors()
-    weights = [sum(v.pulled_bytes for v in part.variables) / total for part in parts]
+    weights = [float_sum(v.pulled_bytes for v in part.variables) / total for part in parts]
     names = ("weights", "gradients", "optimizer", "server_optimizer")
-    mean = {n: sum(w * getattr(m, n) for w, m in zip(weights, memories, strict=True)) for n in names}
+    mean = {n: float_sum(w * getattr(m, n) for w, m in zip(weights, memories, strict=True)) for n in names}
     return MemoryFactors(**mean, transient_bytes=max(m.transient_bytes for m in memories))

@@ -49,6 +49,7 @@ from planner.exchange.servers import (
     through_servers,
 )
 from planner.exchange.types import Exchange, MemoryFactors, Staleness, Step
+from planner.sums import float_sum
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,13 +220,13 @@ class Parallax(Scheme):
 
     def memory(self, fabric: Fabric, step: Step) -> MemoryFactors:
         """Sparse variables and their state are on the servers; a rank holds the rows that its machine touches."""
-        total = sum(v.pulled_bytes for v in step.variables)
+        total = float_sum(v.pulled_bytes for v in step.variables)
         names = set(self.by_servers(step))
         if total == 0 or not names:
             return MemoryFactors()
         sparse = [v for v in step.variables if v.name in names]
-        dense_part = 1 - sum(v.pulled_bytes for v in sparse) / total
-        row_bytes = sum(sum(push_pull_bytes(self.sparse_recipe, v.sent)) for v in sparse)
+        dense_part = 1 - float_sum(v.pulled_bytes for v in sparse) / total
+        row_bytes = float_sum(float_sum(push_pull_bytes(self.sparse_recipe, v.sent)) for v in sparse)
         fullest_part = fullest(self._pieces(fabric, step, names), step)
         return MemoryFactors(dense_part, dense_part, dense_part, fullest_part, row_bytes)
 
@@ -247,7 +248,7 @@ class Parallax(Scheme):
         count = len(fabric.machines)
         pieces = self.partitions or count
         sparse = [v for v in step.arrivals() if v.name in names]
-        sizes = [sum(push_pull_bytes(self.sparse_recipe, v.sent)) / pieces for v in sparse for _ in range(pieces)]
+        sizes = [float_sum(push_pull_bytes(self.sparse_recipe, v.sent)) / pieces for v in sparse for _ in range(pieces)]
         machine_of = iter(least_loaded(sizes, count))
         return [
             Bucket(

@@ -30,6 +30,7 @@ from planner.exchange.recipe import Content, ElementBytes, ExchangeStep, Group, 
 from planner.exchange.scheme import Bucket, Leg, Message, MessagePlan, Scheme, dense_note, part_of
 from planner.exchange.types import MemoryFactors, Step
 from planner.hardware import Collective, Terms, collective_terms, moved_bytes
+from planner.sums import float_sum
 
 
 class Inside(StrEnum):
@@ -229,7 +230,7 @@ def place_variables(
     if placement is ServerPlacement.EVEN:
         shares = [even(fabric, first, count)] * len(arrivals)
     else:
-        loads = [sum(push_pull_bytes(recipe, v.sent)) for v in step.variables]
+        loads = [float_sum(push_pull_bytes(recipe, v.sent)) for v in step.variables]
         numbers = least_loaded(loads, count) if placement is ServerPlacement.GREEDY else range(len(loads))
         server = {v.name: number % count for v, number in zip(step.variables, numbers, strict=True)}
         shares = [even(fabric, first + server[v.name], 1) for v in arrivals]
@@ -241,7 +242,7 @@ def place_variables(
 
 def fullest(sendings: Sequence[Bucket], step: Step) -> float:
     """The fraction of all weights on the fullest server."""
-    total = sum(v.pulled_bytes for v in step.variables)
+    total = float_sum(v.pulled_bytes for v in step.variables)
     if total == 0 or not sendings:
         return 0.0
     sizes = {v.name: v.pulled_bytes for v in step.variables}

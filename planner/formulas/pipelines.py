@@ -18,6 +18,7 @@ from planner.exchange.formulas import all_reduce_bytes
 from planner.registry import chosen
 from planner.schedules import ActivationUnit, Pipeline, Schedule, evaluate, get, names, printed
 from planner.solvers.partition.cluster_chains import equal_shares, paired_types
+from planner.sums import float_sum
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ class ScheduleFigures:
     @property
     def weight_copies(self) -> float:
         """Weights that all workers keep together, in copies of the model."""
-        return sum(self.weights) / self._workers
+        return float_sum(self.weights) / self._workers
 
     @property
     def staleness(self) -> tuple[int, ...]:

@@ -31,6 +31,7 @@ from planner.sharding.named_layout import (
     schedule,
 )
 from planner.sharding.searches.tofu import Pass, cuts_of, moved_bytes
+from planner.sums import float_sum
 
 
 def tofu_operator_bytes(
@@ -94,7 +95,7 @@ def tofu_rnn_bytes(
     unit = WeightChoice((), (), ())
     state_bytes = StateBytes(item_bytes, item_bytes, item_bytes * (copies - 2))
     shapes = [(4 * hidden, (hidden if layer else inputs) + hidden) for layer in range(layers)]
-    return sum(state_bytes.held(shape, unit, ()) for shape in shapes) / workers
+    return float_sum(state_bytes.held(shape, unit, ()) for shape in shapes) / workers
 
 
 def gshard_expert_parameters(experts: int, layers: int, width: int, hidden: int, every: int = 2) -> int:

@@ -30,6 +30,7 @@ from planner.space.partition import (
     pipeline_s,
     uniform_links,
 )
+from planner.sums import float_sum
 
 _BAPIPE = {
     "as": BaPipeSchedule.AS,
@@ -141,14 +142,14 @@ def dapple_latency_s(
     stage_s = [f + b for f, b in zip(forward_s, backward_s, strict=True)]
     pivot = len(stage_s) - 1
     for stage in reversed(range(pivot)):
-        between = sum(stage_s[stage + 1 : pivot])
+        between = float_sum(stage_s[stage + 1 : pivot])
         if (micro_batches - 1) * stage_s[stage] > (micro_batches - 1) * stage_s[pivot] + between:
             pivot = stage
     ending = max(
-        moved + (sum(backward_s[s : pivot + 1]) if s <= pivot else -sum(backward_s[pivot + 1 : s + 1]))
+        moved + (float_sum(backward_s[s : pivot + 1]) if s <= pivot else -float_sum(backward_s[pivot + 1 : s + 1]))
         for s, moved in enumerate(sync)
     )
-    return sum(forward_s[: pivot + 1]) + (micro_batches - 1) * stage_s[pivot] + ending
+    return float_sum(forward_s[: pivot + 1]) + (micro_batches - 1) * stage_s[pivot] + ending
 
 
 def dapple_released_latency_s(
@@ -171,7 +172,7 @@ def dapple_released_latency_s(
     stage_s = [f + b for f, b in zip(forward_s, backward_s, strict=True)]
     block = max(stage_s)
     exposed = max(0, *(ar - i * block for i, ar in enumerate(sync)))
-    return block * (micro_batches - 1) + sum(stage_s) + sum(transfer_s) + exposed
+    return block * (micro_batches - 1) + float_sum(stage_s) + float_sum(transfer_s) + exposed
 
 
 def dapple_placement(policy: str, free: Sequence[int], size: int, needed: int) -> tuple[int, ...]:
@@ -216,7 +217,7 @@ def alpa_latency_s(stage_s: Sequence[float], micro_batches: int) -> float:
     """
     whole(micro_batches=micro_batches)
     same_length(stage_s=stage_s)
-    return sum(stage_s) + (micro_batches - 1) * max(stage_s)
+    return float_sum(stage_s) + (micro_batches - 1) * max(stage_s)
 
 
 def piper_stage_s(
@@ -288,7 +289,7 @@ def max_load_bound(work: Sequence[float], devices: int) -> float:
     """
     whole(devices=devices)
     same_length(work=work)
-    return max(sum(work) / devices, max(work))
+    return max(float_sum(work) / devices, max(work))
 
 
 TIME_LIMIT_S = 30.0

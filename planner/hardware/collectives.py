@@ -33,6 +33,7 @@ from planner.hardware.tiers import (
     span_of,
 )
 from planner.hardware.types import Cluster, Collective, Level
+from planner.sums import float_sum
 
 Hops = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Senders and receivers (int64, positions of ranks), and bytes."""
@@ -92,7 +93,7 @@ def _tree(kind: Collective, span: Span, tiers: Sequence[LinkTier]) -> Affine | N
     """
     if kind not in _PASSES:
         return None
-    latency_s = sum(doublings(tier.width) * tier.latency_s for tier in tiers)
+    latency_s = float_sum(doublings(tier.width) * tier.latency_s for tier in tiers)
     return _PASSES[kind] * latency_s, _PASSES[kind] / min(tier.channel for tier in tiers)
 
 
@@ -165,7 +166,9 @@ def _pairwise(kind: Collective, span: Span, tiers: Sequence[LinkTier]) -> Affine
         return None
     ranks = span.ranks
     held = [*(tier.fewest for tier in tiers), ranks]
-    latency_s = sum((outer - inner) * t.latency_s for (inner, outer), t in zip(pairwise(held), tiers, strict=True))
+    latency_s = float_sum(
+        (outer - inner) * t.latency_s for (inner, outer), t in zip(pairwise(held), tiers, strict=True)
+    )
     s_per_byte = max(tier.middle_s_per_byte(ranks) for tier in tiers)
     for tier in tiers:
         busiest = min(max(ranks / 2, tier.fewest), tier.most)  # m (n - m) / n bytes leave a child of m ranks

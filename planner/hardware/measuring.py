@@ -19,6 +19,7 @@ import numpy as np
 
 from planner.errors import UsageError
 from planner.hardware.write import profile_yaml
+from planner.sums import float_sum
 
 SIDES = (64, 128, 256, 512, 1024, 2048)
 """Sizes of the square matrices that are multiplied."""
@@ -113,7 +114,7 @@ def _seconds(run: Callable[[], object]) -> float:
     once = max(time.perf_counter() - start, 1e-9)
     times = max(1, min(10_000, round(0.01 / once)))
     seconds: list[float] = []
-    while len(seconds) < _RUNS and (len(seconds) < 3 or sum(seconds) * times < _ENOUGH_S):
+    while len(seconds) < _RUNS and (len(seconds) < 3 or float_sum(seconds) * times < _ENOUGH_S):
         start = time.perf_counter()
         for _ in range(times):
             run()

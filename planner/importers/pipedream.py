@@ -23,6 +23,7 @@ from planner.errors import Problem
 from planner.files import LARGEST_FIGURE, is_figure
 from planner.graph import DType, Graph, ImportReport, Node, Note, NoteLevel, Parameter, Tensor, TensorKind
 from planner.importers.formats import FORMATS, Findings, Format
+from planner.sums import float_sum
 
 _NODE = re.compile(r"node(\d{1,9})$", re.ASCII)
 _FIELD = re.compile(r"(\w+)=(\[[^\]]*\]|[^,\s]+)")
@@ -142,7 +143,7 @@ class _Builder:
     def build(self, path: Path, fingerprint: str, batch_given: bool) -> Graph:
         """The graph."""
         for number in sorted(self.sources):
-            self._add_tensor(f"node{number}", sum(self.nodes[number].result_bytes), TensorKind.INPUT)
+            self._add_tensor(f"node{number}", float_sum(self.nodes[number].result_bytes), TensorKind.INPUT)
         kept = [n for n in sorted(self.nodes) if n not in self.sources and n not in self.dead]
         nodes, parameters = [], []
         for number in kept:
@@ -188,7 +189,7 @@ class _Builder:
                 "text": line.text,
                 "forward_s": line.forward_ms / 1e3,
                 "backward_s": line.backward_ms / 1e3,
-                "recorded_bytes": sum(line.result_bytes),
+                "recorded_bytes": float_sum(line.result_bytes),
                 "measured_batch": self.batch,
                 "view": int(line.op in ("__getitem__", "View", "Size") or "inplace" in line.text),
             },
@@ -208,7 +209,7 @@ class _Builder:
         if line.op != "Concat":
             return line.result_bytes or (0.0,)
         operand_bytes = float(sum(self.tensors[name].byte_count for name in reads))
-        recorded = sum(line.result_bytes)
+        recorded = float_sum(line.result_bytes)
         if abs(operand_bytes - recorded) > 0.5:
             message = f"{line.text} records {recorded:.0f} bytes; its operands have {operand_bytes:.0f}, which is used"
             self.notes.append(Note(NoteLevel.INFO, "concat-size", message, f"node{line.number}"))
@@ -221,7 +222,7 @@ class _Builder:
         self.tensors[name] = Tensor(name, shape, DType.FLOAT32, kind)
 
     def _note_measurement(self, batch_given: bool) -> None:
-        loading = sum(self.nodes[n].forward_ms for n in self.sources)
+        loading = float_sum(self.nodes[n].forward_ms for n in self.sources)
         if loading:
             message = f"{loading:.1f} ms of data loading on input nodes are left out"
             self.notes.append(Note(NoteLevel.INFO, "data-loading", message))

@@ -20,6 +20,7 @@ from planner.operators.rewriting import fused_kernels
 from planner.operators.specs import nodes_where
 from planner.operators.storage import Storages
 from planner.operators.types import OpSpec, Saved, SavedBytes
+from planner.sums import float_sum
 
 _LOSSES = frozenset({"SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"})
 _LINEAR = frozenset({"MatMul", "Gemm", "com.microsoft.FusedMatMul", "com.microsoft.MatMulNBits"})
@@ -259,7 +260,7 @@ class _Collector:
             self._keep_assumed_dropout()
         if self.options.loss:
             self._keep_loss()
-        widths = {name: sum(forms) for name, forms in self.forms.items()}
+        widths = {name: float_sum(forms) for name, forms in self.forms.items()}
         saved: list[tuple[SavedBytes, ...]] = [()] * len(self.graph.nodes)
         for i, kept in self.kept.items():
             saved[i] = tuple([SavedBytes(name, round(size * widths.get(name, 1.0))) for name, size in kept.items()])

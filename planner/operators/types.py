@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from planner.sums import float_sum
+
 
 @dataclass(frozen=True, slots=True)
 class SavedBytes:
@@ -170,7 +172,7 @@ class OpSpec:
     @property
     def matrix_flops(self) -> float:
         """Forward matrix and convolution work, 2 per multiply-add."""
-        return sum(n.matrix_flops for n in self.nests)
+        return float_sum(n.matrix_flops for n in self.nests)
 
     def scores_in_memory(self, fused: bool) -> float:
         """Elements of the score matrices that an attention has in memory, of all its runs together.
@@ -183,4 +185,4 @@ class OpSpec:
     @property
     def vector_flops(self) -> float:
         """Forward element-wise work."""
-        return sum(n.vector_flops for n in self.nests)
+        return float_sum(n.vector_flops for n in self.nests)

@@ -15,6 +15,7 @@ from planner.plans.figures import StageCollective
 from planner.plans.records import ExchangeSection, FusedMessage, SharedParameter, Stage, TensorExchange
 from planner.plans.words import significant
 from planner.space.types import Configuration
+from planner.sums import float_sum
 from planner.units import format_bytes, format_seconds
 
 MAX_SHOWN_SHARES = 8
@@ -73,7 +74,7 @@ def exchange_section(exchange: Exchange, step: Step) -> ExchangeSection:
         seconds=significant(exchange.seconds),
         exposed_s=significant(exchange.exposed_s),
         tensors=tuple(
-            TensorExchange(tuple(names), method, round(sum(gradient_bytes[n] for n in names)), server_shares)
+            TensorExchange(tuple(names), method, round(float_sum(gradient_bytes[n] for n in names)), server_shares)
             for (method, server_shares), names in groups.items()
         ),
         links=exchange.traffic.by_level(),

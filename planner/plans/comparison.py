@@ -23,6 +23,7 @@ from planner.plans.records import Provenance
 from planner.plans.rules import OFF, RULES, ComparedFigure, Metric, Remark, Severity, severities
 from planner.plans.types import Plan
 from planner.plans.words import module_list, module_ranges, summary
+from planner.sums import float_sum
 from planner.units import format_bytes, format_fraction, format_number, format_rate, format_seconds, plural
 
 NEARLY_FULL = 0.95
@@ -246,7 +247,7 @@ def fullest(plan: Plan) -> tuple[float, float]:
     needs = []
     for stages in hosted:
         terms = [plan.predictions.stages[stage] for stage in stages]
-        shared = sum(max(getattr(t.memory, what) for t in terms) for what in ("workspace_bytes", "reserve_bytes"))
+        shared = float_sum(max(getattr(t.memory, what) for t in terms) for what in ("workspace_bytes", "reserve_bytes"))
         resident = sum(t.memory.total_bytes - t.memory.workspace_bytes - t.memory.reserve_bytes for t in terms)
         needs.append((float(resident + shared), float(min(t.capacity_bytes for t in terms))))
     held_bytes, capacity_bytes = max(needs, key=lambda need: need[0] / need[1] if need[1] else 0.0, default=(0.0, 0.0))

@@ -18,6 +18,7 @@ from planner.plans.validate import require_sound
 from planner.plans.words import one_or_all, short_list, words_of
 from planner.schedules import WeightPolicy
 from planner.space.configuration import Configuration
+from planner.sums import float_sum
 from planner.units import format_bytes, format_seconds, plural
 
 ROUNDING = 1e-7
@@ -120,7 +121,7 @@ def _time_parts(plan: Plan) -> dict[str, float]:
         ("summing gradients of tied weights", terms.tied_sync_s),
         ("optimizer step", terms.update_s),
     ]
-    waiting_s = predictions.iteration_s - sum(seconds for _, seconds in parts)
+    waiting_s = predictions.iteration_s - float_sum(seconds for _, seconds in parts)
     waiting_s = waiting_s if waiting_s > ROUNDING * predictions.iteration_s else 0.0
     parts.append(("waiting for other stages (fill, drain, their tails)", waiting_s))
     return {name: seconds for name, seconds in parts if seconds > 0}

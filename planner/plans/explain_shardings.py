@@ -22,6 +22,7 @@ from planner.plans.types import Plan
 from planner.plans.words import significant
 from planner.sharding import Load, ShardingProblem, Strategy, Verdict, WeightChoice, evaluate, formulate, layout_text
 from planner.sharding.elimination import Factor, minima
+from planner.sums import float_sum
 
 MOST_OPERATORS = 3
 """Operators of a block that are explained, the costliest ones."""
@@ -170,7 +171,7 @@ class _SplitBlock:
             choice = self.problem.choices[v := self.at[f"op:{self.rebuilt.graph.nodes[i].key}"]][self.chosen[v]]
             if isinstance(choice, Strategy):
                 unsplit, split = (self.setting.rank_s(i, load) for load in (Load(1.0), self.setting.load(i, choice)))
-                ranked.append((sum(unsplit), sum(split), i))
+                ranked.append((float_sum(unsplit), float_sum(split), i))
         ranked.sort(key=lambda item: (-item[0], item[2]))
         return [(rank_s, i) for _, rank_s, i in ranked[:most]]
 
@@ -220,7 +221,7 @@ class _SplitBlock:
     def _rank(self, answer: Sequence[int]) -> tuple[bool, float]:
         """Sort key of answers: those that hold more than the plan last, then by seconds."""
         problem, held = self.problem, [0.0, 0.0]
-        seconds = sum(float(f.table[tuple(answer[u] for u in f.variables)]) for f in problem.links)
+        seconds = float_sum(float(f.table[tuple(answer[u] for u in f.variables)]) for f in problem.links)
         for v, c in enumerate(answer):
             seconds += float(problem.seconds[v][c])
             held[0 if self._is_weight(v) else 1] += float(problem.bytes[v][c])

@@ -21,6 +21,7 @@ from planner.costs.precision import Precision
 from planner.graph import DType, Graph, TensorKind
 from planner.hardware.types import Cluster
 from planner.plans.words import significant
+from planner.sums import float_sum
 from planner.units import format_number, format_seconds, short_count
 
 BUBBLE_CONVENTION = "1 - (forward + backward + update time summed over ranks) / (ranks * iteration_s)"
@@ -403,8 +404,8 @@ def headline_of(
         sequence=sequence,
         tokens_per_step=sequence * global_batch,
         flops_per_sample=significant(flops),
-        peak_flop_per_s=sum(count * device.matrix_flop_per_s.get(rate_format, 0.0) for device, count in used),
-        dollars_per_hour=significant(has_prices * sum(count * device.price_per_hour for device, count in used)),
+        peak_flop_per_s=float_sum(count * device.matrix_flop_per_s.get(rate_format, 0.0) for device, count in used),
+        dollars_per_hour=significant(has_prices * float_sum(count * device.price_per_hour for device, count in used)),
     )
     return bare.at(iteration_s, error)
 

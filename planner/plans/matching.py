@@ -14,6 +14,7 @@ from difflib import SequenceMatcher
 from planner.plans.model import Block, outline
 from planner.plans.types import Plan
 from planner.plans.words import PART
+from planner.sums import float_sum
 from planner.units import plural
 
 _NUMBERED = re.compile(r".*[0-9]$")
@@ -156,4 +157,6 @@ def match_stages(old: Plan, new: Plan, match: BlockMatch) -> tuple[int, list[Ran
 def layers_of(blocks: Sequence[Block]) -> float:
     """Number of numbered modules (layers) in some blocks; part 1 of 2 of a layer counts 0.5."""
     parts = ((PART.match(block.name), block.name) for block in blocks)
-    return sum(1 / int(part[3]) if part else 1.0 for part, name in parts if _NUMBERED.match(part[1] if part else name))
+    return float_sum(
+        1 / int(part[3]) if part else 1.0 for part, name in parts if _NUMBERED.match(part[1] if part else name)
+    )

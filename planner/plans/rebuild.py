@@ -58,6 +58,7 @@ from planner.space.layers import Layers
 from planner.space.pricer import Pricer
 from planner.space.recompute_choices import recomputed_modules
 from planner.space.types import BlockCosts
+from planner.sums import float_sum
 
 
 @dataclass(frozen=True)
@@ -376,16 +377,18 @@ def _with_inside(plan: Plan, stage: Stage, terms: StagePrediction) -> StagePredi
     if not stage.sharding:
         return terms
     figures = {block: entry.figures for block, entry, _ in plan.sharded_blocks(stage.index)}
-    recompute_s = sum((f.forward_s for b, f in figures.items() if stage.recompute and b not in stage.kept_blocks), 0.0)
+    recompute_s = float_sum(
+        (f.forward_s for b, f in figures.items() if stage.recompute and b not in stage.kept_blocks), 0.0
+    )
     if stage.repeats:  # the file does not have the figures of single modules
         recompute_s = terms.recompute_s
-    forward_s = sum((f.forward_s for f in figures.values()), 0.0)
-    backward_s = sum((f.backward_s for f in figures.values()), recompute_s)
+    forward_s = float_sum((f.forward_s for f in figures.values()), 0.0)
+    backward_s = float_sum((f.backward_s for f in figures.values()), recompute_s)
     return dataclasses.replace(
         terms,
         recompute_s=recompute_s,
-        inside_s=sum((f.communication_s for f in figures.values()), 0.0),
-        inside_bytes=round(sum(f.sent_bytes for f in figures.values())),
+        inside_s=float_sum((f.communication_s for f in figures.values()), 0.0),
+        inside_bytes=round(float_sum(f.sent_bytes for f in figures.values())),
         forward_s=max(terms.forward_s, forward_s) if stage.zero >= 3 else forward_s,
         backward_s=max(terms.backward_s, backward_s) if stage.zero >= 2 else backward_s,
     )
@@ -419,7 +422,7 @@ def _bottleneck(plan: Plan) -> int:
         for t, stage in zip(plan.predictions.stages, plan.stages, strict=True)
     ]
     hosted = {plan.stages_of(group[0]) for stage in plan.stages for group in stage.replicas}
-    busiest = max(sorted(hosted), key=lambda stages: sum(pace[index] for index in stages))
+    busiest = max(sorted(hosted), key=lambda stages: float_sum(pace[index] for index in stages))
     slowest, said = max(busiest, key=lambda index: (pace[index], -index)), plan.predictions.bottleneck
     return said if pace[said] >= pace[slowest] * (1 - 1e-6) else slowest
 

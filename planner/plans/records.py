@@ -12,6 +12,7 @@ from planner.exchange.fabric import LinkBytes
 from planner.plans.orders import RankOrder
 from planner.schedules.types import OptimizerScaling as OptimizerScaling
 from planner.schedules.types import StageCorrection as StageCorrection
+from planner.sums import float_sum
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +189,7 @@ class Stage:
     @property
     def shard_parameters(self) -> float:
         """What is left of these to a rank where those that hold the same share them out."""
-        return self.held_parameters - sum(own.parameters * (1 - 1 / own.ranks) for own in self.rank_replicas)
+        return self.held_parameters - float_sum(own.parameters * (1 - 1 / own.ranks) for own in self.rank_replicas)
 
     @property
     def ranks(self) -> tuple[int, ...]:

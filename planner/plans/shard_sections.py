@@ -41,6 +41,7 @@ from planner.sharding import (
     shard_shape,
 )
 from planner.space.types import Configuration
+from planner.sums import float_sum
 
 
 def used_shardings(
@@ -212,7 +213,9 @@ def with_inside(
         if choice.ranks > 1:
             costs, blocks = used[choice.sharding][0].costs, slice(choice.start, choice.stop)
             seconds = float(costs.communication_s[blocks].sum())
-            sent_bytes = sum(map(significant, costs.sent_bytes[blocks].tolist()))  # the sum of the blocks' figures
+            sent_bytes = float_sum(
+                map(significant, costs.sent_bytes[blocks].tolist())
+            )  # the sum of the blocks' figures
             terms = dataclasses.replace(terms, inside_s=significant(seconds), inside_bytes=round(sent_bytes))
         stages.append(terms)
     return dataclasses.replace(predictions, stages=tuple(stages))
@@ -233,7 +236,7 @@ def rank_parameters(entry: StageSharding, start: int, stop: int) -> int:
 
     A parameter of several blocks counts as in the block where a rank holds most of it.
     """
-    return round(sum(_held(entry, start, stop).values()))
+    return round(float_sum(_held(entry, start, stop).values()))
 
 
 def rank_replicas(entry: StageSharding, start: int, stop: int) -> tuple[RankReplicas, ...]:

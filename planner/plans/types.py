@@ -34,6 +34,7 @@ from planner.plans.shardings import (
 from planner.schedules import Action, ActionKind
 from planner.space.configuration import Configuration
 from planner.space.types import Job
+from planner.sums import float_sum
 
 
 class Requirement(StrEnum):
@@ -450,7 +451,7 @@ class Plan:
         """
         stage_section, forward_s, repeated_s = self.stages[stage], 0.0, 0.0
         for block, entry, _ in self.sharded_blocks(stage):
-            seconds = sum(c.seconds for c in entry.collectives if c.phase == "forward")
+            seconds = float_sum(c.seconds for c in entry.collectives if c.phase == "forward")
             forward_s += seconds
             repeated_s += seconds if stage_section.recompute and block not in stage_section.kept_blocks else 0.0
         return self.predictions.stages[stage].inside_s, forward_s, repeated_s
@@ -458,7 +459,7 @@ class Plan:
     def summed_s(self, stage: int) -> float:
         """Seconds in which a stage's group adds up gradients once an iteration; a part of the update's."""
         entries = (entry for _, entry, _ in self.sharded_blocks(stage))
-        return sum(c.seconds for entry in entries for c in entry.collectives if c.phase == "step")
+        return float_sum(c.seconds for entry in entries for c in entry.collectives if c.phase == "step")
 
     def held(self, weight: str, rank: int) -> range | None:
         """Indices of the experts or table rows of a weight that a rank holds; None where it holds all or has none."""

@@ -27,6 +27,7 @@ from planner.play.times import Conditions, StageTimes, Trace, Transfers
 from planner.schedules import Action, Work
 from planner.schedules.compiling import compile_orders, exchanges
 from planner.schedules.program import Code, Program
+from planner.sums import float_sum
 
 _BLOCKING = Conditions()
 _EXCHANGED = (Code.SYNC, Code.LAUNCH_SYNC)
@@ -228,7 +229,7 @@ class _Play:
                 start = max(start, self._arrival[source])
             if needed >= 0:
                 start = max(start, self._own[needed])
-        end = start + sum(self._span_s[first:last])
+        end = start + float_sum(self._span_s[first:last])
         if len(set(self._kinds[first:last])) > 1:
             end -= self._pair_overlap * min(work_s[first:last])
         for m in members:

@@ -16,6 +16,7 @@ from planner.report import svg
 from planner.report.explanation import memory_section
 from planner.report.plans import plan_report
 from planner.report.tables import Cell, Form, Report, Section, Table, data_table, table
+from planner.sums import float_sum
 from planner.units import format_bytes, format_number, format_seconds, plural
 
 KINDS = ("weights", "gradients", "optimizer", "activations", "workspace", "reserve")
@@ -103,7 +104,7 @@ def _verdict(answer: WhyNot) -> str:
     change = answer.iteration_s / answer.plan_s - 1
     times = f"{format_seconds(answer.iteration_s)} against {format_seconds(answer.plan_s)}"
     if answer.problems:
-        missing = sum(part.other for part in answer.memory) - answer.capacity_bytes
+        missing = float_sum(part.other for part in answer.memory) - answer.capacity_bytes
         lacks = f"a device lacks {format_bytes(missing)}" if missing > 0 else answer.problems[0]
         return f"{answer.asked} does not fit: {lacks}; it would take {times} ({change:+.1%})"
     if abs(change) < SMALL:
@@ -123,7 +124,7 @@ def _reasons(answer: WhyNot) -> Iterator[str]:
 
 def _parts(parts: Sequence[ComparedPart], form: Form) -> Table:
     columns = {"part": Form.TEXT, "plan": form, "choice": form, "change": Form.FIGURE}
-    total = ComparedPart("total", sum(p.own for p in parts), sum(p.other for p in parts))
+    total = ComparedPart("total", float_sum(p.own for p in parts), float_sum(p.other for p in parts))
     rows = ((p.name, p.own, p.other, _change(p)) for p in (*parts, total))
     return table(columns, rows)
 

@@ -13,6 +13,7 @@ from planner.graph import NO_RULE, Graph
 from planner.plans import Plan
 from planner.report.tables import Cell, Form, Report, Section, Table, data_table, table
 from planner.simulate import Timeline, simulate
+from planner.sums import float_sum
 from planner.units import format_bytes, format_flop_rate, format_flops, format_fraction, format_seconds, plural
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def _groups(kind: str, groups: Sequence[CostGroup], most_rows: int, total_s: flo
         rows.append((*named, *times, work or None, group.saved_bytes or None, group.parameters or None))
     other_groups = groups[most_rows:]
     if other_groups:
-        share = sum(g.total_s for g in other_groups) / total_s if total_s else 0.0
+        share = float_sum(g.total_s for g in other_groups) / total_s if total_s else 0.0
         rows.append((f"{len(other_groups)} more", "", share, *[""] * 5))
     return table(columns, rows)
 

@@ -27,6 +27,7 @@ from planner.schedules.program import KINDS
 from planner.simulate import rank_ranges
 from planner.simulate.segments import ACTIVITIES, WORK, Activity, Row, Segments, lanes_label
 from planner.simulate.timeline import Lane, Timeline
+from planner.sums import float_sum
 from planner.units import format_bytes, format_number, format_seconds, plural
 
 Spec = dict[str, Any]
@@ -226,7 +227,7 @@ def roofline_chart(graph: Graph, prices: Profile, device: Device, ranks: int) ->
     above = any(row["rate"] > min(top, row["intensity"] * byte_per_s) for row in rows)
     caption = (
         f"The costliest operators' forward{split}, larger where more of the time goes; those shown have "
-        f"products of matrices and take {sum(row['share'] for row in rows):.0%} of it. The roofs: "
+        f"products of matrices and take {float_sum(row['share'] for row in rows):.0%} of it. The roofs: "
         f"{byte_per_s / 1e12:.3g} TB/s, {heights}."
         + " Masked attention counts in full, and may lie above a roof."
         * above
@@ -396,7 +397,7 @@ def seconds_by_activity(timeline: Timeline, lane: Lane, parts: Segments) -> dict
     seconds_of = {
         str(activity): float(seconds) for activity, seconds in zip(ACTIVITIES, sums, strict=True) if seconds > 0
     }
-    return {**seconds_of, Activity.IDLE: max(0.0, timeline.step_s - sum(seconds_of.values()))}
+    return {**seconds_of, Activity.IDLE: max(0.0, timeline.step_s - float_sum(seconds_of.values()))}
 
 
 def kinds_chart(plan: Plan, lanes: Sequence[Lane]) -> Chart:

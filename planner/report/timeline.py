@@ -30,6 +30,7 @@ from planner.simulate.segments import (
     windows,
 )
 from planner.simulate.timeline import Lane, Timeline, fullest_lanes
+from planner.sums import float_sum
 from planner.units import format_bytes, format_fraction, format_number, format_seconds
 
 LOOKS = {
@@ -160,7 +161,7 @@ def omissions(
     """What a picture of some windows and rows leaves out, a sentence each."""
     notes = []
     if len(spans) > 1:
-        hidden_s = timeline.played_s - sum(end - begin for begin, end in spans)
+        hidden_s = timeline.played_s - float_sum(end - begin for begin, end in spans)
         times = f"{format_seconds(hidden_s)} of {format_seconds(timeline.played_s)}"
         notes.append(f"{times} between start, steady state and end are not shown")
     if len(grouped) > len(shown):
@@ -173,7 +174,7 @@ def omissions(
 def _share(room: int, spans: tuple[tuple[float, float], ...]) -> list[int]:
     """Number of cells of each window, in proportion to its length; the first window has the remainder."""
     room -= len(GAP) * (len(spans) - 1)
-    total = sum(end - begin for begin, end in spans)
+    total = float_sum(end - begin for begin, end in spans)
     others = [max(1, round(room * (end - begin) / total)) for begin, end in spans[1:]]
     return [max(1, room - sum(others)), *others]
 
@@ -284,7 +285,7 @@ def draw_svg(timeline: Timeline, *, width: int = 1280) -> str:
 
 
 def _scale(spans: tuple[tuple[float, float], ...], room: float) -> _TimeScale:
-    total = sum(end - begin for begin, end in spans)
+    total = float_sum(end - begin for begin, end in spans)
     per_s = (room - _GAP * (len(spans) - 1)) / total if total > 0 else 1.0
     begins, x = [], float(_LEFT)
     for begin, end in spans:

@@ -200,7 +200,11 @@ def _default_loss(plan: Plan) -> str:
 
 def _zero(outputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     device = next((x.device for x in outputs.values()), None)
-    return sum((x.sum() * 0 for x in outputs.values() if x.is_floating_point()), torch.zeros((), device=device))
+    zero = torch.zeros((), device=device)
+    for x in outputs.values():
+        if x.is_floating_point():
+            zero = zero + x.sum() * 0
+    return zero
 
 
 def _graph_loss(outputs: Mapping[str, torch.Tensor], batch: Batch, name: str) -> torch.Tensor:

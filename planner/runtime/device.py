@@ -21,6 +21,7 @@ import torch
 
 from planner.errors import UsageError
 from planner.runtime.live_bytes import LiveBytes
+from planner.sums import float_sum
 
 HOST = torch.device("cpu")
 AUTO = "auto"
@@ -309,6 +310,6 @@ class Clock:
         """Wait for the device, and add the seconds of all actions that have ended to `seconds`, by action."""
         self._device.wait()
         for word, since, until, pauses in self._spans:
-            waited_s = sum(self._device.seconds(*pause) for pause in pauses)
+            waited_s = float_sum(self._device.seconds(*pause) for pause in pauses)
             self.seconds.setdefault(word, []).append(self._device.seconds(since, until) - waited_s)
         self._spans.clear()

@@ -25,6 +25,7 @@ from planner.runtime.sequence_cuts import SequenceCuts
 from planner.runtime.stages import stage_program
 from planner.runtime.trainer import Trainer, model_of
 from planner.schedules.held import own_bytes
+from planner.sums import float_sum
 
 TOLERANCE = 1e-7
 """Largest error of a gradient in float64 at which it counts as equal, as part of its largest element."""
@@ -299,7 +300,7 @@ def _check(training: _Training, choice: DeviceChoice, timeout_s: float) -> Gradi
             worst[stage, name] = max(worst.get((stage, name), 0.0), error if error == error else float("inf"))
     errors = tuple((stage, name, error) for (stage, name), error in sorted(worst.items(), key=lambda e: e[0][0]))
     computed_whole = sorted({name for result in results for name in result["whole"]})
-    return GradientCheck(sum(r["loss"] for r in results), results[0]["expected"], errors, tuple(computed_whole))
+    return GradientCheck(float_sum(r["loss"] for r in results), results[0]["expected"], errors, tuple(computed_whole))
 
 
 def _whole_model(training: _Training, device: TrainingDevice) -> dict[str, Any]:
@@ -312,7 +313,7 @@ def _whole_model(training: _Training, device: TrainingDevice) -> dict[str, Any]:
 def _compare(training: _Training, path: Path, rank: int, link: Link) -> dict[str, Any]:
     """Run an iteration as one rank and compare its gradients with those in a file."""
     worker = training.trainer(rank, link).worker
-    rank_loss = sum(worker.iteration(0, training.feed(), update=False))
+    rank_loss = float_sum(worker.iteration(0, training.feed(), update=False))
     gradients = worker.gradients()
     expected = torch.load(path)
     largest = max((float(x.abs().max()) for x in expected["gradients"].values() if x.numel()), default=0.0)

@@ -40,7 +40,7 @@ class Row:
         self._device, self._group, self.apart = device, group, apart
         ranks, self._place = (group.size, group.place) if group else (1, 0)
         self.shapes = {name: tuple(x.shape) for name, x in pieces.items()}
-        self._sizes = {name: x.numel() for name, x in pieces.items()}
+        self._sizes = {name: int(x.numel()) for name, x in pieces.items()}
         self._each = -(-sum(self._sizes.values()) // ranks)
         dtype = next((x.dtype for x in pieces.values()), torch.float32)
         self.flat = torch.zeros(self._each * ranks, dtype=dtype, device=device.name)

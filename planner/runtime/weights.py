@@ -73,7 +73,7 @@ class StageWeights:
             self.leaves = self._leaves(self.flat.clone())
         self._kept[0] = self.leaves
         optimized = [leaf for leaf, _ in self._optimized()]
-        self.optimizer = make(optimized) if self.shapes and sum(x.numel() for x in optimized) else None
+        self.optimizer = make(optimized) if self.shapes and any(x.numel() for x in optimized) else None
         if corrected is not None and self.zero:
             raise PlanError("weights are corrected for delay and sharded", where="schedule", hint="use ZeRO 0")
         self.corrections = Corrections(*corrected, self.flat, self._masters, self.optimizer) if corrected else None

@@ -31,6 +31,7 @@ from planner.schedules.critical_chains import PassSeconds
 from planner.schedules.orders import Order, Task, admission, list_schedule, waits
 from planner.schedules.schedule import Schedule, single
 from planner.schedules.types import Action, ActionKind, Facts, Pipeline
+from planner.sums import float_sum
 
 _SLOTS = 2
 """Slots of a micro-batch on a worker: one forward and one backward."""
@@ -195,7 +196,8 @@ class Gems(BidirectionalSchedule):
         step = max(backward_from_end_s[j + 1] + forward_from_end_s[depth - j] for j in range(depth))
         mirrored = [{k, depth - 1 - k} if count > 1 else {k} for k in range(depth)]
         ends = max(
-            backward_from_end_s[depth - k] + sum(times.tail[s] for s in stages) for k, stages in enumerate(mirrored)
+            backward_from_end_s[depth - k] + float_sum(times.tail[s] for s in stages)
+            for k, stages in enumerate(mirrored)
         )
         return forward_from_end_s[depth] + (count - 1) * step + ends
 

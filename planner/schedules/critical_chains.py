@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from planner.sums import float_sum
+
 if TYPE_CHECKING:
     from planner.schedules.schedule import Schedule
     from planner.schedules.types import Pipeline
@@ -49,8 +51,8 @@ def busiest_chain_s(schedule: Schedule, pipeline: Pipeline, times: PassSeconds) 
             continue
         begin, longest_weight_s = fill[stages[0]], max(times.weight[s] for s in stages)
         pairs = list(zip(stages, counts, strict=True))
-        passes = sum(n * (times.forward[s] + times.gradient[s]) for s, n in pairs)
-        weights = sum(n * times.weight[s] for s, n in pairs)
+        passes = float_sum(n * (times.forward[s] + times.gradient[s]) for s, n in pairs)
+        weights = float_sum(n * times.weight[s] for s, n in pairs)
         work_s = passes + weights + _tail(schedule, times, stages)
         longest = max(longest, begin + work_s if schedule.drains and not schedule.spans else work_s)
         if stages[0] and schedule.drains and not schedule.early:
@@ -62,7 +64,7 @@ def busiest_chain_s(schedule: Schedule, pipeline: Pipeline, times: PassSeconds) 
 def _tail(schedule: Schedule, times: PassSeconds, stages: Sequence[int]) -> float:
     """Least exchange and update time of a worker with these stages after its last gradient."""
     tails = [times.tail[s] for s in stages]
-    return min(tails) if schedule.launches else sum(tails)
+    return min(tails) if schedule.launches else float_sum(tails)
 
 
 def _after(schedule: Schedule, placement: Sequence[Sequence[int]], times: PassSeconds) -> list[float]:
@@ -102,7 +104,7 @@ def one_forward_one_backward_s(counts: Sequence[int], warm_up: Sequence[int], ti
     """
     both_s = [f + b for f, b in zip(times.forward, times.gradient, strict=True)]
     lead_s = [0.0, *accumulate(times.gradient)]
-    before, later, longest = 0.0, sum(both_s), 0.0
+    before, later, longest = 0.0, float_sum(both_s), 0.0
     for i, (count, warm_up_count) in enumerate(zip(counts, warm_up, strict=True)):
         f, b, forwards = times.forward[i], times.gradient[i], min(count, warm_up_count)
         later -= both_s[i]

@@ -41,6 +41,7 @@ from planner.schedules.critical_chains import PassSeconds, one_forward_one_backw
 from planner.schedules.orders import finish, in_turn, repeated
 from planner.schedules.schedule import Schedule, require, single
 from planner.schedules.types import Action, ActionKind, Facts, Pipeline, Work
+from planner.sums import float_sum
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +119,10 @@ class GPipe(Schedule):
             return busiest
         share = [pipeline.micro_batches // count for count in pipeline.replicas]
         before = pipeline.micro_batches - pipeline.replicas[-1]
-        forwards = sum(times.forward) + max(
+        forwards = float_sum(times.forward) + max(
             before // count * f for count, f in zip(pipeline.replicas, times.forward, strict=True)
         )
-        last = sum(times.forward) + max((count - 1) * f for count, f in zip(share, times.forward, strict=True))
+        last = float_sum(times.forward) + max((count - 1) * f for count, f in zip(share, times.forward, strict=True))
         last += (share[-1] - 1) * times.gradient[-1]
         total, drained, slowest = busiest, 0.0, 0.0
         for count, b, tail in zip(reversed(share), reversed(times.gradient), reversed(times.tail), strict=True):
@@ -362,9 +363,9 @@ class BaPipeFbp(Schedule):
         both = [f + b - t for f, b, t in zip(times.forward, times.gradient, times.transfer, strict=True)]
         count = pipeline.micro_batches // pipeline.replicas[0]
         if self.fill_overlap:
-            passing = sum(times.forward[:-1]) + sum(times.gradient[1:])
+            passing = float_sum(times.forward[:-1]) + float_sum(times.gradient[1:])
             return passing + (count - 1) * max(both) + both[0] + times.tail[0]
-        return 2 * sum(both) + (count - 1) * max(both) + times.tail[0]
+        return 2 * float_sum(both) + (count - 1) * max(both) + times.tail[0]
 
 
 @dataclass(frozen=True, slots=True)

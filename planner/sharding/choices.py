@@ -11,6 +11,7 @@ from planner.graph import TensorKind
 from planner.operators import Access, Dim, DimKind, JointCut, LoopNest, OpCall, OpSpec, rule_of
 from planner.sharding.layout import PARTIAL, REPLICATED, Part
 from planner.sharding.mesh import AxisRole
+from planner.sums import float_sum
 
 Parts = tuple[dict[int, Part], dict[int, Part]]
 """Parts of an operator's operands, and of its results, by position."""
@@ -316,10 +317,10 @@ def _without(access: Access, ones: Set[str]) -> Access:
 def _share(nests: Sequence[LoopNest], names: Sequence[str], fraction: float) -> float:
     """The fraction of the work that a rank does; nests without the dimensions run in full on every rank."""
     work = [nest.matrix_flops + nest.vector_flops for nest in nests]
-    if not sum(work):
+    if not float_sum(work):
         return fraction
     inside = [any(has(nest, name) for name in names) for nest in nests]
-    return sum(w * (fraction if cut else 1.0) for w, cut in zip(work, inside, strict=True)) / sum(work)
+    return float_sum(w * (fraction if cut else 1.0) for w, cut in zip(work, inside, strict=True)) / float_sum(work)
 
 
 def _consistent(call: OpCall, spec: OpSpec, nest: LoopNest, name: str, kind: DimKind, ranks: int) -> bool:

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from planner.errors import InfeasibleError
+from planner.sums import float_sum
 
 DEFAULT_LIMIT = 40_000_000
 """Largest table, in entries, that elimination may make."""
@@ -247,7 +248,7 @@ def minima(
     """
     narrowed = [_narrowed(f) for f in factors]
     tables = dict(enumerate(f for f in narrowed if f.variables))
-    constant = sum(float(f.table) for f in narrowed if not f.variables)
+    constant = float_sum(float(f.table) for f in narrowed if not f.variables)
     seen: dict[tuple[int, ...], tuple[list[np.ndarray], np.ndarray, np.ndarray]] = {}
     eliminated: list[tuple[int, tuple[int, ...], np.ndarray]] = []
     for step in _steps(tuple(sizes), tuple([f.variables for f in tables.values()]), tuple(keep)):
@@ -301,7 +302,7 @@ def minimise(
 
 def value(factors: Sequence[Factor], choices: Sequence[int]) -> float:
     """The sum of all factors at one choice of each variable."""
-    return float(sum(f.table[tuple(choices[v] for v in f.variables)] for f in factors))
+    return float(float_sum(f.table[tuple(choices[v] for v in f.variables)] for f in factors))
 
 
 ROUNDS = 3

@@ -37,6 +37,7 @@ from planner.sharding.problem import (
 from planner.sharding.reshard import ReshardTable, reshard_table
 from planner.sharding.resting import TensorChoice, WeightChoice, summed_along, tensor_choices, weight_choices
 from planner.sharding.strategies import Strategy, exchange_s, strategies
+from planner.sums import float_sum
 
 MOST_CUTS = 2
 """Interleaved cuts that are kept for one tensor."""
@@ -300,7 +301,7 @@ class _Builder:
 
         def spent_s(strategy: Strategy, load: Load) -> float:
             work_s = work[load]
-            total = sum(work_s)
+            total = float_sum(work_s)
             for backward in (False, True)[: 1 + trains if strategy.exchanges else 0]:
                 beside_s = self.setting.beside_s(work_s[backward], repeat)
                 total += repeat * exchange_s(self.mesh, strategy, backward=backward, beside_s=beside_s)

@@ -18,6 +18,7 @@ from planner.sharding.layout import PARTIAL, REPLICATED, TensorLayout, shard_ele
 from planner.sharding.problem import Choice, GraphFacts, Setting, ShardingProblem
 from planner.sharding.resting import Boundaries, TensorChoice, WeightChoice, canonical_layout
 from planner.sharding.strategies import Strategy
+from planner.sums import float_sum
 
 Sizes = tuple[tuple[str, float], ...]
 """Names of tensors or storages, with the size or fraction of each that a rank holds."""
@@ -223,8 +224,8 @@ def point(block: BlockProblem, boundary: Boundaries, decision: Mapping[str, Choi
     )
     saved = _saved(block, boundary, decision)
     checkpoints = tuple((n, _bytes_at(setting, n, block.layout_of(n, boundary, decision))) for n in block.ends.inputs)
-    moves_s = sum(c.seconds for c in verdict.communication if c.phase != "step")
-    step_bytes = sum(c.sent_bytes for c in verdict.communication if c.phase == "step")
+    moves_s = float_sum(c.seconds for c in verdict.communication if c.phase != "step")
+    step_bytes = float_sum(c.sent_bytes for c in verdict.communication if c.phase == "step")
     return InnerPoint(
         boundary=boundary,
         forward_s=verdict.forward_s,
@@ -232,10 +233,10 @@ def point(block: BlockProblem, boundary: Boundaries, decision: Mapping[str, Choi
         step_s=verdict.step_s * setting.micro_batches,
         communication_s=verdict.exchange_s + moves_s,
         sent_bytes=verdict.sent_bytes - step_bytes,
-        parameter_elements=sum(part * graph.tensors[name].elements for name, part in weights),
-        saved_bytes=sum(size for _, size in saved),
+        parameter_elements=float_sum(part * graph.tensors[name].elements for name, part in weights),
+        saved_bytes=float_sum(size for _, size in saved),
         waiting_bytes=_waiting_bytes(block, boundary, decision, dict(saved)),
-        checkpoint_bytes=sum(size for _, size in checkpoints),
+        checkpoint_bytes=float_sum(size for _, size in checkpoints),
         workspace_bytes=_workspace(block, decision),
         decision=decision,
         communication=tuple(verdict.communication),
@@ -259,7 +260,7 @@ def rerun_s(block: BlockProblem, point: InnerPoint, members: Sequence[int]) -> f
     results = (name for i in members for name in graph.nodes[i].outputs)
     passed_on = {name for name in results if not run.intersection(graph.consumers.get(name, ()))}
     partial = {name for name in passed_on if _is_partial(point.decision.get(name))}
-    summed_s = sum(c.seconds for c in point.communication if c.phase == "forward" and c.tensor in partial)
+    summed_s = float_sum(c.seconds for c in point.communication if c.phase == "forward" and c.tensor in partial)
     return rerun.forward_s + summed_s
 
 
@@ -312,7 +313,7 @@ def _waiting_bytes(
     operands = {storage for storage, _ in kept_pairs(facts.saved, products)}
     results = (name for i in products for name in nodes[i].outputs if name)
     gradients = (_bytes_at(block.setting, n, block.layout_of(n, boundary, decision)) for n in results)
-    return sum(saved[storage] for storage in sorted(operands)) + sum(gradients)
+    return float_sum(saved[storage] for storage in sorted(operands)) + float_sum(gradients)
 
 
 def _workspace(block: BlockProblem, decision: Mapping[str, Choice]) -> float:

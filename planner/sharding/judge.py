@@ -21,6 +21,7 @@ from planner.sharding.problem import Choice, GraphFacts, Setting, weight_gathers
 from planner.sharding.reshard import ReshardStep, reshard
 from planner.sharding.resting import TensorChoice, WeightChoice, summed_along
 from planner.sharding.strategies import Strategy, exchange_bytes, exchange_s, strategies
+from planner.sums import float_sum
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +43,12 @@ class Communication:
     @property
     def seconds(self) -> float:
         """Seconds a micro-batch."""
-        return self.times * sum(step.seconds for step in self.steps)
+        return self.times * float_sum(step.seconds for step in self.steps)
 
     @property
     def sent_bytes(self) -> float:
         """Bytes that a rank sends a micro-batch."""
-        return self.times * sum(step.sent_bytes for step in self.steps)
+        return self.times * float_sum(step.sent_bytes for step in self.steps)
 
 
 @dataclass
@@ -149,7 +150,7 @@ class _Judge:
             return
         work = setting.rank_s(i, setting.load(i, strategy))
         trains = any(n in self.carrying for n in node.inputs)
-        figures["compute_s"] += sum(work)
+        figures["compute_s"] += float_sum(work)
         for phase, seconds in zip(("forward_s", "backward_s"), work, strict=True):
             figures[phase] += seconds
         for backward in (False, True)[: 1 + trains]:

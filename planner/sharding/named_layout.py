@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from planner.cp_sat import careful_solver, solved, weighted_sum
 from planner.errors import InfeasibleError
+from planner.sums import float_sum
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
@@ -95,8 +96,8 @@ def schedule(program: NamedProgram) -> tuple[int, ...]:
 
     def growth(i: int) -> tuple[float, int]:
         op = operations[i]
-        freed = sum(size[n] for n in dict.fromkeys(op.inputs) if n in writer_of and not readers[n] - {i})
-        return sum(size[n] for n in op.outputs) - freed, i
+        freed = float_sum(size[n] for n in dict.fromkeys(op.inputs) if n in writer_of and not readers[n] - {i})
+        return float_sum(size[n] for n in op.outputs) - freed, i
 
     ready = [i for i, need in enumerate(waits) if not need]
     done: list[int] = []
@@ -143,8 +144,8 @@ def peak_bytes(program: NamedProgram, mesh: Mapping[str, int], assignment: Assig
         t.name: t.item_bytes * math.prod(t.sizes) / math.prod(mesh[assignment[d]] for d in t.dims if d in assignment)
         for t in program.tensors
     }
-    peak = max((sum(held[n] for n in sorted(names)) for names in alive(program, schedule(program))), default=0.0)
-    return sum(held[n] for n in fed(program)) + peak
+    peak = max((float_sum(held[n] for n in sorted(names)) for names in alive(program, schedule(program))), default=0.0)
+    return float_sum(held[n] for n in fed(program)) + peak
 
 
 def _groups(program: NamedProgram) -> set[tuple[str, ...]]:
@@ -226,7 +227,7 @@ class _Model:
 
     def _peak(self) -> cp_model.IntVar:
         """A variable that is at least the live bytes at any time; tensors that are always alive are added up once."""
-        total_bytes = math.ceil(sum(t.item_bytes * math.prod(t.sizes) for t in self.program.tensors) * self.scale)
+        total_bytes = math.ceil(float_sum(t.item_bytes * math.prod(t.sizes) for t in self.program.tensors) * self.scale)
         base = self.model.new_int_var(0, total_bytes, "always")
         peak = self.model.new_int_var(0, total_bytes, "peak")
         self.model.add(base == self._held(fed(self.program)))

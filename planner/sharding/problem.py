@@ -31,6 +31,7 @@ from planner.sharding.limits import forbidden_dims
 from planner.sharding.mesh import Mesh
 from planner.sharding.resting import StateBytes, TensorChoice, WeightChoice
 from planner.sharding.strategies import Strategy
+from planner.sums import float_sum
 
 Choice = Strategy | TensorChoice | WeightChoice
 
@@ -228,7 +229,7 @@ class ShardingProblem:
 
     def memory(self, choices: Sequence[int]) -> float:
         """Bytes that a rank keeps under one choice of each variable."""
-        return float(sum(kept[c] for kept, c in zip(self.bytes, choices, strict=True)))
+        return float(float_sum(kept[c] for kept, c in zip(self.bytes, choices, strict=True)))
 
     def decision(self, choices: Sequence[int]) -> dict[str, Choice]:
         """The choice of each variable, by name."""

@@ -20,6 +20,7 @@ from planner.sharding.inner_points import InnerPoint, point
 from planner.sharding.layout import REPLICATED, TensorLayout
 from planner.sharding.problem import Choice, rest_of
 from planner.sharding.resting import Boundaries, BoundaryLayout, canonical_layout
+from planner.sums import float_sum
 
 COARSE = (1e-9, 0.05, 0.5, 1000.0)
 """Prices of memory: the bytes of the fastest choice of all blocks cost this many times its seconds."""
@@ -171,7 +172,7 @@ def _arrays(
         boundaries=boundaries,
         layouts=layouts,
         points=picked,
-        parameter_elements=np.array([sum(held.values()) for held in parameters], dtype=float),
+        parameter_elements=np.array([float_sum(held.values()) for held in parameters], dtype=float),
         whole_on=_whole_on(costs, picked),
         parameters=parameters,
         **{name: np.array([getattr(p, name) for p in picked]) for name in _OF_POINTS},

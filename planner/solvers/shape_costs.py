@@ -22,6 +22,7 @@ from planner.space.cuts import stage_starts
 from planner.space.jobs import overlap_of, precision_of
 from planner.space.ranges import Ranges, least_added
 from planner.space.types import BlockCosts, Job
+from planner.sums import float_sum
 
 _ROUNDING = 1e-9
 """Relative slack for rounding where bounds count bytes."""
@@ -118,12 +119,12 @@ class ShapeCosts:
         self._forward_share = float(forward_s.sum()) / max(float((forward_s + backward_s).sum()), 1e-300)
         self._elements = min(float(costs.parameter_elements.sum()) for costs in shardings)
         self._once = min(
-            float(c.parameter_elements.sum()) - sum(tie.elements * (len(tie.blocks) - 1) for tie in c.ties)
+            float(c.parameter_elements.sum()) - float_sum(tie.elements * (len(tie.blocks) - 1) for tie in c.ties)
             for c in shardings
         )
         self._exchanged = min(float(costs.exchanged_elements.sum()) for costs in shardings)
         self._exchanged_once = min(
-            float(c.exchanged_elements.sum()) - sum(tie.shard_elements * (len(tie.blocks) - 1) for tie in c.ties)
+            float(c.exchanged_elements.sum()) - float_sum(tie.shard_elements * (len(tie.blocks) - 1) for tie in c.ties)
             for c in shardings
         )
         update_s = min(float(c.update_s.min(axis=0).sum()) for c in shardings)
@@ -201,7 +202,9 @@ class ShapeCosts:
 
     def pass_exchange_s(self, replicas: int, zero: int) -> float:
         """Lower bound on the exchanges of a micro-batch in the passes through all blocks, hidden or not."""
-        return sum(self._nearby_s(replicas, zero, self._exchanged, phase) for phase in (Phase.FORWARD, Phase.BACKWARD))
+        return float_sum(
+            self._nearby_s(replicas, zero, self._exchanged, phase) for phase in (Phase.FORWARD, Phase.BACKWARD)
+        )
 
     def ramp_s(self, outline: Outline) -> float:
         """Lower bound on the mean worker's ramp and transfers."""

@@ -9,6 +9,7 @@ import numpy as np
 from planner.space.configuration import StageChoice
 from planner.space.repeats import BUFFERS, selective_costs
 from planner.space.types import BlockCosts
+from planner.sums import float_sum
 
 
 def repeated_blocks(costs: BlockCosts, choice: StageChoice, *, whole_stages: bool) -> list[int]:
@@ -40,7 +41,7 @@ def activations(
     Of what moves to the host, that of `BUFFERS` blocks is on the device at a time.
     """
     first, last = choice.start, choice.stop - 1
-    kept = 0.0 if costs.kept_bytes is None else sum(float(b) for b in costs.kept_bytes[first : last + 1])
+    kept = 0.0 if costs.kept_bytes is None else float_sum(float(b) for b in costs.kept_bytes[first : last + 1])
     if choice.repeats or (choice.offload and not choice.recompute):
         modules = selective_costs(costs, choice.repeats, choice.offload)
         largest = max(float(size) for size in modules.working_bytes[first : last + 1])
@@ -79,7 +80,7 @@ def split_activations(
     kept = [_kept_and_made_again(costs, choice, b, whole=again) for b in blocks]
     waiting, turning = 0.0, unit_bytes
     for b in reversed(blocks):
-        before = sum(own for own, _ in kept[: b - choice.start + 1])
+        before = float_sum(own for own, _ in kept[: b - choice.start + 1])
         turning = max(turning, before + kept[b - choice.start][1] + waiting)
         waiting += float(costs.waiting_bytes[b])
     return waiting, max(turning, waiting) + (unit_bytes if again else 0.0)

@@ -15,6 +15,7 @@ from planner.operators import kept_pairs, needs_gradient
 from planner.operators.saved import logits_of
 from planner.space.layers import layer_starts
 from planner.space.types import BlockCosts, Tie
+from planner.sums import float_sum
 
 LOSS_OPS = frozenset({"SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"})
 
@@ -213,7 +214,7 @@ def head_bytes(chain: Chain, saved: Iterable[tuple[str, float]]) -> np.ndarray:
         saved: storages that the head keeps, and their bytes.
     """
     kept_bytes, entering = np.zeros(len(chain.blocks)), set(chain.crossing[len(chain.blocks) - 1])
-    kept_bytes[-1] = sum(size for storage, size in saved if storage not in entering)
+    kept_bytes[-1] = float_sum(size for storage, size in saved if storage not in entering)
     return kept_bytes
 
 

@@ -47,6 +47,7 @@ from planner.space.terms import TermCache, TermInputs, stage_terms
 from planner.space.timing import least_s, play_terms
 from planner.space.types import BlockCosts, Evaluation, Job, MemoryBytes, StageTerms, Violation, WorkerMemory
 from planner.space.workers import Workers, lay_workers, pipeline_of
+from planner.sums import float_sum
 
 
 class Timed(StrEnum):
@@ -155,7 +156,7 @@ def _refused(violations: tuple[Violation, ...]) -> Evaluation:
 def _bottleneck(workers: Workers, stages: Sequence[StageTerms]) -> int:
     """The longest stage of the busiest worker."""
     pace = [t.total_s / len(own) for t, own in zip(stages, workers.holders, strict=True)]
-    busiest = max(workers.hosted, key=lambda own: sum(pace[stage] for stage in own))
+    busiest = max(workers.hosted, key=lambda own: float_sum(pace[stage] for stage in own))
     return max(busiest, key=lambda stage: (pace[stage], -stage))
 
 
@@ -172,7 +173,7 @@ def fill_and_pace_s(replicas: Sequence[int], micro_batches: int, stage_s: Sequen
         late = 1 - min(1.0, fewest / count)
         steady_s = max(steady_s, (micro_batches // count - 1 + late) * seconds)
         fewest = min(fewest, count)
-    return sum(stage_s) + steady_s
+    return float_sum(stage_s) + steady_s
 
 
 def tail_s(end_s: Sequence[float], back_s: Sequence[float]) -> float:
@@ -211,9 +212,9 @@ def _memory_of_stages(held_stages: tuple[int, ...], stages: Sequence[StageTerms]
         activation_bytes = peaks.most([t.unit_bytes for t in stages])
         activation_bytes += max(t.memory.activations - t.in_flight * t.unit_bytes for t in terms)
     memory = MemoryBytes(
-        weights=sum(t.memory.weights for t in terms),
-        gradients=sum(t.memory.gradients for t in terms),
-        optimizer=sum(t.memory.optimizer for t in terms),
+        weights=float_sum(t.memory.weights for t in terms),
+        gradients=float_sum(t.memory.gradients for t in terms),
+        optimizer=float_sum(t.memory.optimizer for t in terms),
         activations=activation_bytes,
         workspace=max(t.memory.workspace for t in terms),
         reserve=max(t.memory.reserve for t in terms),

@@ -28,6 +28,7 @@ from planner.space.problem import StageProblem
 from planner.space.ranges import Ranges, StageNeeds, StageWay, range_maxima, stage_needs
 from planner.space.recompute_choices import allows_some_layers, rungs, ways_of
 from planner.space.types import BlockCosts, Job
+from planner.sums import float_sum
 
 ALL_DIVISORS_UP_TO = 64
 """Slices of at most that many devices may use any number of replicas; larger ones powers of two and all devices."""
@@ -285,7 +286,7 @@ class Formulator:
         """
         ends = (0, len(costs.saved_bytes) - 1)
         tied_elsewhere = any(tie.blocks != ends for tie in costs.ties)
-        shard_elements = sum(tie.shard_elements for tie in costs.ties if tie.blocks == ends)
+        shard_elements = float_sum(tie.shard_elements for tie in costs.ties if tie.blocks == ends)
         key = (costs.ranks, placement.copies, placement.slice_devices, tuple(placement.replicas.tolist()))
         if not shard_elements:
             table, class_of = np.zeros((0, *placement.place.shape)), np.zeros(len(placement.replicas), dtype=np.int64)

@@ -22,6 +22,7 @@ from planner.space.layers import layers_of_choice
 from planner.space.placement import aligned
 from planner.space.recompute_choices import CHOICES, recomputed_modules
 from planner.space.types import Job, Structure
+from planner.sums import float_sum
 
 _COUNTS = {"global_batch": 1, "devices": 0, "max_stages": 0}
 """Fields that are whole numbers, and their smallest allowed values."""
@@ -321,7 +322,7 @@ def spread_ranks(graph: Graph) -> int:
         for p, weight in enumerate(graph.parameters)
         if tokens and weight.elements
     }
-    if sum(max(0.0, each) for each in idle.values()) <= SPARSE * graph.parameter_count():
+    if float_sum(max(0.0, each) for each in idle.values()) <= SPARSE * graph.parameter_count():
         return 0
     by_shape: dict[tuple[int, ...], float] = {}
     for p, each in idle.items():

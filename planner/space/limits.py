@@ -48,7 +48,7 @@ def missing_devices(cluster: Cluster, job: Job, configuration: Configuration, wo
     """Violations of a configuration that takes more devices than its slice, the job or the cluster has."""
     found = []
     available = job.devices_of(cluster)
-    taken = sum(own.shape[1] for own in workers.ranks)
+    taken = sum(int(own.shape[1]) for own in workers.ranks)
     width = configuration.slice_devices or taken
     if taken > width:
         found.append(Violation("devices", 0, f"stages take {taken} devices of a slice of {width}", taken, width))

@@ -27,6 +27,7 @@ from planner.registry import did_you_mean
 from planner.space.blocks import head_block, kept_table
 from planner.space.recompute_choices import CHOICES
 from planner.space.types import BlockCosts, Modules, RepeatCosts, Selective
+from planner.sums import float_sum
 
 MOST_OFFERED = 2
 """Lists of modules that a search tries."""
@@ -261,7 +262,9 @@ class Reruns:
         block_counts = Counter(block.signature for block in self.chain.blocks)
         first_blocks = {block.signature: b for b, block in reversed(list(enumerate(self.chain.blocks)))}
         counted = [(b, block_counts[signature]) for signature, b in first_blocks.items() if b != head_block(self.chain)]
-        total_s = sum(n * float(self._profile.forward_s[list(self.chain.blocks[b].nodes)].sum()) for b, n in counted)
+        total_s = float_sum(
+            n * float(self._profile.forward_s[list(self.chain.blocks[b].nodes)].sum()) for b, n in counted
+        )
         total = sum(n * sum(self._sizes(b).values()) for b, n in counted)
         candidates = [name for name, kind in MODULE_KINDS.items() if kind.usual and module_nodes(self._graph, name)]
         modules, freed, seconds = tuple[str, ...](), 0.0, 0.0
@@ -291,7 +294,7 @@ class Reruns:
             rerun, sizes = self._rerun(b, *nodes_meant), self._sizes(b)
             nodes = [self.chain.blocks[b].nodes[place] for place in rerun.places]
             block_bytes = float(sum(sizes[self.storage(b, slot)] for slot, _ in rerun.freed))
-            block_bytes -= sum(self._size_of(self.operand(b, *at)) for at in rerun.added)
+            block_bytes -= float_sum(self._size_of(self.operand(b, *at)) for at in rerun.added)
             freed, seconds = freed + count * block_bytes, seconds + count * float(self._profile.forward_s[nodes].sum())
         return freed, seconds
 
@@ -353,7 +356,7 @@ def _module_costs(
         away, root = reruns.moved(*wanted), reruns.root
         moved = [[each for each in own if root(each[0]) in roots] for own, roots in zip(kept, away, strict=True)]
         kept = [[each for each in own if root(each[0]) not in roots] for own, roots in zip(kept, away, strict=True)]
-        moved_bytes, block_moved_bytes = kept_table(moved), np.array([sum(s for _, s in own) for own in moved])
+        moved_bytes, block_moved_bytes = kept_table(moved), np.array([float_sum(s for _, s in own) for own in moved])
     return RepeatCosts(
         wanted[0], np.array(seconds).T, kept_table(kept), np.array(working), moved_bytes, block_moved_bytes
     )

@@ -15,6 +15,7 @@ from planner.hardware.types import Cluster
 from planner.space.configuration import Configuration
 from planner.space.jobs import precision_of
 from planner.space.types import BlockCosts, Job, StageTerms, Violation
+from planner.sums import float_sum
 
 HOST_WAY_BYTE_PER_S = 12.8e9
 """From a device to its host's memory and back, each way: PCIe 3 x16 at 80 %. An estimate: profiles do not say it."""
@@ -94,8 +95,8 @@ def _host_s(step: Step, exchange: Exchange, number_formats: Precision, optimizer
     """
     served = exchange.placements if exchange.memory.server_optimizer else {}
     served_variables = [v for v in step.variables if v.sparse and v.name in served]
-    moved_bytes = sum(v.touched * (v.gradient_bytes + v.pulled_bytes) for v in served_variables)
-    elements = sum(v.touched * v.gradient_bytes for v in served_variables) / number_formats.gradient_bytes
+    moved_bytes = float_sum(v.touched * (v.gradient_bytes + v.pulled_bytes) for v in served_variables)
+    elements = float_sum(v.touched * v.gradient_bytes for v in served_variables) / number_formats.gradient_bytes
     state_bytes = optimizer_state_bytes(optimizer, number_formats)
     updated_bytes = elements * (2 * state_bytes + number_formats.gradient_bytes + number_formats.held_weight_bytes)
     return (

@@ -29,6 +29,7 @@ from planner.space.repeats import selective_costs
 from planner.space.schemes import SchemeExchange, with_scheme
 from planner.space.types import BlockCosts, Job, MemoryBytes, StageTerms, Tie
 from planner.space.workers import Workers, exchanging_at_once, in_turn, sending_at_once, sums_together
+from planner.sums import float_sum
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,9 @@ class Replicas:
         return parts if group is None else parts * self.inner_shards
 
     def _phase_s(self, phase: Phase, elements: Sequence[float]) -> float:
-        return sum((sum(self._step_s(step, n) for n in elements) for step in self.recipe.during(phase)), 0.0)
+        return float_sum(
+            (float_sum(self._step_s(step, n) for n in elements) for step in self.recipe.during(phase)), 0.0
+        )
 
     def _step_s(self, step: ExchangeStep, elements: float) -> float:
         """Ranks of a replica are neighbours, so the first and the last of them say how far apart equal ranks lie."""
@@ -244,7 +247,7 @@ def _terms(
     modules = selective_costs(costs, choice.repeats, choice.offload) if choice.repeats else None
 
     def slowest_s(seconds: np.ndarray, of_blocks: Sequence[int] = blocks) -> float:
-        return max(sum(float(seconds[t, b]) for b in of_blocks) for t in types)
+        return max(float_sum(float(seconds[t, b]) for b in of_blocks) for t in types)
 
     recompute_s = slowest_s(modules.repeat_s) if modules else slowest_s(costs.forward_s, repeated)
     forward_s, backward_s = slowest_s(costs.forward_s), slowest_s(costs.backward_s) + recompute_s
@@ -353,12 +356,14 @@ def _inner_s(replicas: Replicas, costs: BlockCosts, blocks: range) -> dict[Phase
         block_elements = [float(inner.elements[b]) for b in blocks]
         for step in replicas.recipe.among_inner:
             sizes = (
-                [sum(block_elements) - _repeated_elements(_elements_and_blocks(inner.ties), blocks)]
+                [float_sum(block_elements) - _repeated_elements(_elements_and_blocks(inner.ties), blocks)]
                 if step.phase is Phase.END
                 else block_elements
             )
             payloads = [size * step.payload(replicas.precision) for size in sizes if size]
-            seconds[step.phase] += sum(float(inner.terms[step.collective].seconds(payload)) for payload in payloads)
+            seconds[step.phase] += float_sum(
+                float(inner.terms[step.collective].seconds(payload)) for payload in payloads
+            )
     return seconds
 
 
@@ -369,12 +374,12 @@ def _concurrent(setting: TermInputs, index: int) -> int:
 
 
 def _sum_over(seconds: np.ndarray | None, blocks: Sequence[int]) -> float:
-    return 0.0 if seconds is None else sum(float(seconds[b]) for b in blocks)
+    return 0.0 if seconds is None else float_sum(float(seconds[b]) for b in blocks)
 
 
 def elements_of(costs: BlockCosts, blocks: range) -> tuple[float, float]:
     """Trainable elements of a stage: tied ones counted once, and the sum over its blocks."""
-    charged = sum(float(costs.parameter_elements[b]) for b in blocks)
+    charged = float_sum(float(costs.parameter_elements[b]) for b in blocks)
     return charged - _repeated_elements(_elements_and_blocks(costs.ties), blocks), charged
 
 
@@ -383,7 +388,7 @@ def shard_elements_of(costs: BlockCosts, blocks: range) -> float:
     if costs.shard_elements is None:
         return elements_of(costs, blocks)[0]
     shared = ((tie.shard_elements, tie.blocks) for tie in costs.ties)
-    return sum(float(costs.shard_elements[b]) for b in blocks) - _repeated_elements(shared, blocks)
+    return float_sum(float(costs.shard_elements[b]) for b in blocks) - _repeated_elements(shared, blocks)
 
 
 def _elements_and_blocks(ties: Sequence[Tie]) -> Iterable[tuple[float, tuple[int, ...]]]:
@@ -392,7 +397,7 @@ def _elements_and_blocks(ties: Sequence[Tie]) -> Iterable[tuple[float, tuple[int
 
 def _repeated_elements(tied: Iterable[tuple[float, tuple[int, ...]]], blocks: range) -> float:
     """Tied elements that the sum over a stage's blocks counts more than once."""
-    return sum(elements * max(0, sum(b in blocks for b in users) - 1) for elements, users in tied)
+    return float_sum(elements * max(0, sum(b in blocks for b in users) - 1) for elements, users in tied)
 
 
 def _transfers_s(

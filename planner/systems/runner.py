@@ -16,6 +16,7 @@ from planner.plans.words import words_of
 from planner.space import Configuration, Evaluation, Timed, WorkerMemory, lay_workers, play_terms
 from planner.space.job_options import refuse_others
 from planner.space.workers import pipeline_of
+from planner.sums import float_sum
 from planner.systems.types import Proposal, Semantics, System, SystemRow, SystemSetting
 from planner.units import format_bytes
 
@@ -211,7 +212,7 @@ def row_of(setting: SystemSetting, system: System, decided: SystemDecision) -> S
         )  # fmt: skip
     parts = best.proposal.parts
     traffic = [setting.traffic(part, exchanged=best.proposal.exchange is None) for part in parts]
-    sent = best.proposal.beats * sum(part_traffic.sent_bytes for part_traffic in traffic)
+    sent = best.proposal.beats * float_sum(part_traffic.sent_bytes for part_traffic in traffic)
     if best.proposal.exchange is not None:
         sent += float(best.proposal.exchange.machine_bytes()[0].sum())
     methods, tells, notes = exchange_details(setting, best)
@@ -244,7 +245,7 @@ def row_of(setting: SystemSetting, system: System, decided: SystemDecision) -> S
 def bubble_of(judged: JudgedProposal) -> float:
     """Fraction of the used devices' time in which they run neither a stage nor an update, as plans say it."""
     parts = judged.proposal.parts
-    busy_s = sum(
+    busy_s = float_sum(
         _devices(part) * evaluation.iteration_s * (1 - bubble)
         for part, evaluation, bubble in zip(parts, judged.evaluations, judged.bubbles, strict=True)
     )

@@ -11,6 +11,7 @@ from planner.importers.formats import some
 from planner.importers.onnx_graph.weights import BUFFER_NAMES, is_path
 from planner.importers.onnx_graph.work import WorkGraph, WorkNode
 from planner.operators import rule_of
+from planner.sums import float_sum
 
 _FOLDS_OF_ONE = frozenset({"Concat", "Sum", "Max", "Min", "Mean"})
 _DROPOUT_WITH_MODE = 12
@@ -291,7 +292,7 @@ def _weight_elements(graph: WorkGraph, nodes: list[WorkNode]) -> int:
 
 def _moved_bytes(graph: WorkGraph, nodes: list[WorkNode]) -> float:
     kinds = ((node.repeat, graph.types[name]) for node in nodes for name in (*node.inputs, *node.outputs) if name)
-    return sum(repeat * kind.elements * kind.dtype.bits / 8 for repeat, kind in kinds)
+    return float_sum(repeat * kind.elements * kind.dtype.bits / 8 for repeat, kind in kinds)
 
 
 def note_missing_biases(graph: WorkGraph) -> None:

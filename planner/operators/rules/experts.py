@@ -13,6 +13,7 @@ from planner.operators.assemble import elements_like, gradient_traffic, keep_ext
 from planner.operators.entry import JointCut, OpCall, Role, Rule, as_first
 from planner.operators.nest import dim_names
 from planner.operators.types import LoopNest, OpSpec
+from planner.sums import float_sum
 
 _MATRICES, _SECOND_BIAS = (2, 4, 6), 5
 """Positions of the experts' matrices, first to third, and of the bias of the second."""
@@ -112,7 +113,9 @@ def experts(call: OpCall) -> OpSpec:
     forward += elements_like(x, 2.0 * rows * chosen * (hidden + widths + inner))
     # rows gathered by expert, what goes into the activation, what comes out of it
     saved = (*keep_inputs(call, 0, 1), keep_extra(0, rows * chosen * (hidden + widths + inner), x))
-    weighted = sum(2.0 * rows * chosen * call.input(p).elements / max(1, experts) for p in weights if _weight(call, p))
+    weighted = float_sum(
+        2.0 * rows * chosen * call.input(p).elements / max(1, experts) for p in weights if _weight(call, p)
+    )
     return streaming(
         call,
         _nests(call, weights, work, 10.0 * rows * chosen * inner),

@@ -13,6 +13,7 @@ from planner.operators.assemble import contraction, keep_extra, keep_inputs, kee
 from planner.operators.entry import TWO_MATRICES, WEIGHT_AND_BIAS, OpCall, Role, Rule, Shaped, like
 from planner.operators.nest import dim_names, loop_nest, result_shapes
 from planner.operators.types import DimKind, LoopNest, OpSpec, Saved
+from planner.sums import float_sum
 
 
 def _flag(call: OpCall, name: str) -> bool:
@@ -261,7 +262,7 @@ def einsum(call: OpCall) -> OpSpec:
     work = _pairwise_flops(operands, result, sizes)
     if any(work):
         kept = _kept_of_einsum(call, operands, result) if len(operands) == 2 else None
-        nest = call.nest(text, whole=whole, matrix_flops=sum(work), sizes=sizes)
+        nest = call.nest(text, whole=whole, matrix_flops=float_sum(work), sizes=sizes)
         base = contraction(call, nest, saved=kept, kernels=len(work))
         towards_inputs, towards_weights = _gradients_of_einsum(call, work)
         return replace(base, input_grad_matrix_flops=towards_inputs, weight_grad_matrix_flops=towards_weights)

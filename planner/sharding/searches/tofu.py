@@ -29,6 +29,7 @@ from planner.sharding.problem import Choice, GraphFacts, Setting
 from planner.sharding.resting import resting_as
 from planner.sharding.searches import SEARCHES, ShardingAnswer
 from planner.sharding.strategies import Strategy, strategies
+from planner.sums import float_sum
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +195,7 @@ class TofuPlan:
     @property
     def total_bytes(self) -> float:
         """Bytes moved in one forward and backward pass by all workers together."""
-        return sum(step.total_bytes for step in self.steps)
+        return float_sum(step.total_bytes for step in self.steps)
 
     def layout(self, name: str) -> TensorLayout:
         """Layout of a tensor, one part a step; a tensor that the recursion does not know is replicated."""
@@ -331,7 +332,8 @@ def tofu_plan(
 def _nearest(candidates: Sequence[Strategy], wanted: Sequence[str]) -> Strategy:
     """The strategy with the wanted cuts, else the one that agrees on the most axes."""
     return max(
-        candidates, key=lambda s: (sum(a == b for a, b in zip(s.splits, wanted, strict=True)), -candidates.index(s))
+        candidates,
+        key=lambda s: (sum(bool(a == b) for a, b in zip(s.splits, wanted, strict=True)), -candidates.index(s)),
     )
 
 

@@ -28,6 +28,7 @@ from planner.graph import components
 from planner.memory import fits
 from planner.solvers.partition.types import NEVER, RELATIVE_TOLERANCE, Deadline, SearchState, device_numbers
 from planner.space.partition import MaxLoadDecision, MaxLoadProblem
+from planner.sums import float_sum
 
 _MOST_COUNTED = 600
 _SAFE = 1 - 1e-12
@@ -192,8 +193,8 @@ def _followers(form: MaxLoadForm, no_acc: np.ndarray, no_cpu: np.ndarray) -> lis
     pairs, busy = [], np.zeros(form.groups, dtype=bool)
     for v, nets in enumerate(nets_of):
         for u in neighbours[v]:
-            shared = sum(form.cost[e] for e in nets if form.nets[e] == (min(u, v), max(u, v)))
-            other = sum(form.cost[e] for e in nets if u not in form.nets[e])
+            shared = float_sum(form.cost[e] for e in nets if form.nets[e] == (min(u, v), max(u, v)))
+            other = float_sum(form.cost[e] for e in nets if u not in form.nets[e])
             cpu_ok = form.cpu[v] == 0 or no_cpu[u]
             acc_ok = (form.supported[v] and (form.size[v] == 0 or form.roomy)) or no_acc[u]
             if form.acc[v] + other <= shared * (1 - 1e-12) and cpu_ok and acc_ok and not (busy[v] or busy[u]):

@@ -21,6 +21,7 @@ import numpy as np
 from planner.memory import fits
 from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, SearchState
 from planner.space.partition import ChainDecision, ChainPipeline, ChainStages
+from planner.sums import float_sum
 
 STEP = 1e-12
 """Relative improvements below this are not searched for."""
@@ -134,7 +135,7 @@ def _run_sums(figures: np.ndarray) -> np.ndarray:
     O(n^2) for whole numbers, as bytes are, else O(n^3).
     """
     count, values = len(figures) + 1, figures.tolist()
-    if sum(values) < _EXACT and all(map(float.is_integer, values)):
+    if float_sum(values) < _EXACT and all(map(float.is_integer, values)):
         total = np.concatenate([[0.0], np.cumsum(figures)])
         return np.triu(total - total[:, None])
     return np.array([[math.fsum(values[i:j]) for j in range(count)] for i in range(count)])
@@ -222,8 +223,9 @@ class _Stages:
             line = [_START, *(((place,), kind) for place, kind in enumerate(self.pipeline.line))]
             yield from ((after, [before]) for before, after in itertools.pairwise(line))
             return
-        multisets = itertools.product(*(range(count + 1) for count in self.problem.counts))
-        for used in sorted((u for u in multisets if 1 <= sum(u) <= self.pipeline.stages), key=lambda u: (sum(u), u)):
+        multisets: Iterator[tuple[int, ...]] = itertools.product(*(range(count + 1) for count in self.problem.counts))
+        counted = sorted((sum(used), used) for used in multisets)
+        for used in (used for count, used in counted if 1 <= count <= self.pipeline.stages):
             for kind in (k for k, count in enumerate(used) if count):
                 before = tuple(count - (i == kind) for i, count in enumerate(used))
                 yield (used, kind), [(before, last) for last, count in enumerate(before) if count] or [_START]

@@ -24,6 +24,7 @@ import numpy as np
 from planner.errors import JobError
 from planner.space.partition.verdict import PartitionVerdict, over_memory
 from planner.space.types import Violation
+from planner.sums import float_sum
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ class IterationProblem:
             start += int(self.config_devices[stage.config])
         if start > self.devices or (self.use_all and start < self.devices):
             violations.append(Violation("devices", -1, f"takes {start} devices", start, self.devices))
-        total = sum(times) + (self.micro_batches - 1) * max(times)
+        total = float_sum(times) + (self.micro_batches - 1) * max(times)
         return PartitionVerdict(total, tuple(violations), tuple(times), tuple(kept))
 
     def _coverage(self, decision: IterationDecision) -> list[Violation]:

@@ -13,6 +13,7 @@ from planner.costs import Profile
 from planner.errors import ModelError, UsageError
 from planner.graph import Graph
 from planner.space.partition.verdict import Bytes
+from planner.sums import float_sum
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +91,7 @@ def priced_layers(graph: Graph, profile: Profile) -> LayerDag:
     for i, storages in enumerate(profile.saved):
         saved[i] = sum(s.byte_count for s in storages if s.storage not in seen_storages)
         seen_storages.update(dict.fromkeys(s.storage for s in storages))
-    weights = [sum(weight[names[i]] for i in parameters) for parameters in graph.node_parameters]
+    weights = [float_sum(weight[names[i]] for i in parameters) for parameters in graph.node_parameters]
     return LayerDag(
         compute_s=profile.forward_s + profile.backward_s,
         weight_bytes=np.array(weights),
@@ -116,7 +117,7 @@ def recorded_layers(graph: Graph) -> LayerDag:
     weight = {p.name: float(graph.tensors[p.name].byte_count) for p in graph.parameters}
     return LayerDag(
         compute_s=figures[:, 0] + figures[:, 1],
-        weight_bytes=np.array([sum(weight.get(name, 0.0) for name in node.inputs) for node in graph.nodes]),
+        weight_bytes=np.array([float_sum(weight.get(name, 0.0) for name in node.inputs) for node in graph.nodes]),
         output_bytes=figures[:, 2],
         saved_bytes=figures[:, 2].copy(),
         edges=graph.edges,

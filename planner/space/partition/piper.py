@@ -28,6 +28,7 @@ from planner.importers.piper import PiperFile, PiperNode
 from planner.space.cuts import check_samples, divisors
 from planner.space.partition.verdict import PartitionVerdict, over_memory
 from planner.space.types import Violation
+from planner.sums import float_sum
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,8 +214,8 @@ def stage_figures(problem: PiperProblem, stage: PiperStage, in_flight: int) -> t
             transfer_bytes += 2 * (problem.edge_bytes[e] + problem.input_sync_bytes[choice_of[v], e])
         if u in inside and v not in inside:
             transfer_bytes += 2 * (problem.edge_bytes[e] + problem.output_sync_bytes[choice_of[u], e])
-    work_s = sum(float(problem.time_s[c]) for c in choice_of.values())
-    weights = sum(float(problem.weight_bytes[c]) for c in choice_of.values())
+    work_s = float_sum(float(problem.time_s[c]) for c in choice_of.values())
+    weights = float_sum(float(problem.weight_bytes[c]) for c in choice_of.values())
     d = stage.data
     exchange_bytes = 2 * moved_bytes(Collective.ALL_REDUCE, weights, d) / problem.batch
     seconds = work_s / d + (transfer_bytes / d + exchange_bytes) / problem.bandwidth_bytes_per_s
