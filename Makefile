@@ -9,7 +9,7 @@ INPUTS ?= 100000
 SEED ?= 1
 CPU_TORCH ?= 2.13.0+cpu
 
-.PHONY: help plan torch test test-backends fuzz check format docs clean
+.PHONY: help plan torch test test-backends fuzz check format docs golden clean
 
 help:
 	@echo "make plan    run the main job on a bundled model and cluster, and show the result"
@@ -20,6 +20,7 @@ help:
 	@echo "make check   formatting, lint, types, layering"
 	@echo "make format  rewrite the code as 'make check' wants it"
 	@echo "make docs    rewrite what the pages of docs/ take from the package"
+	@echo "make golden  rewrite what ten jobs decide, which .ci/pythons expects of every version of Python"
 
 $(BIN)/.ready: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -65,6 +66,9 @@ format: $(BIN)/.ready
 
 docs: $(BIN)/.ready
 	$(BIN)/python -m benchmarks.pages
+
+golden: $(BIN)/.ready
+	$(BIN)/python -m tests.decisions tests/decisions.json
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
