@@ -85,6 +85,5 @@ class SkipCheck:
 
 def add_option(parser: pytest.Parser) -> None:
     """Add `--may-lack` to the command line of pytest."""
-    parser.addoption(
-        "--may-lack", metavar="PARTS", help=f"a run fails for lack of others of {', '.join(EXPECTED_SKIPS)}"
-    )
+    others = ", ".join(EXPECTED_SKIPS)
+    parser.addoption("--may-lack", metavar="PARTS", help=f"fail where a test is skipped for another part of {others}")
