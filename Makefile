@@ -7,6 +7,8 @@ HARDWARE ?= dgx-a100
 GLOBAL_BATCH ?= 512
 INPUTS ?= 100000
 SEED ?= 1
+PACKAGE ?= exchange
+COUNT ?= 20
 CPU_TORCH ?= 2.13.0+cpu
 # In CI (CI=true) a part that tests need and that cannot be had is a failure; elsewhere its tests are skipped by name.
 ifeq ($(CI),true)
@@ -15,7 +17,7 @@ BACKENDS_MAY_LACK := --may-lack gpu,shared
 endif
 UNLESS_CI = [ "$(CI)" != true ] && echo
 
-.PHONY: help plan torch test test-backends fuzz check format docs golden clean
+.PHONY: help plan torch test test-backends fuzz mutants check format docs golden clean
 
 help:
 	@echo "make plan    run the main job on a bundled model and cluster, and show the result"
@@ -24,6 +26,7 @@ help:
 	@echo "make test-backends  run what is exported in JAX, transformers, DeepSpeed, Megatron and torch themselves, which it installs"
 	@echo "make torch   install torch, the one for GPUs (3 GB) where there is no other"
 	@echo "make fuzz    read 100,000 mutated files (INPUTS=..., SEED=...); prints how each fault is run again"
+	@echo "make mutants PACKAGE=exchange  change one line at a time (COUNT=20, SEED=1) and see whether the package's own tests fail"
 	@echo "make check   formatting, lint, types, layering"
 	@echo "make format  rewrite the code as 'make check' wants it"
 	@echo "make docs    rewrite what the pages of docs/ take from the package"
@@ -60,6 +63,9 @@ test-backends: torch
 
 fuzz: $(BIN)/.ready
 	$(BIN)/python -m tests.fuzz --count $(INPUTS) --seed $(SEED)
+
+mutants: $(BIN)/.ready
+	$(BIN)/python -m tests.mutants $(PACKAGE) --count $(COUNT) --seed $(SEED)
 
 check: $(BIN)/.ready
 	$(BIN)/ruff check .
