@@ -65,7 +65,7 @@ def test_refuses(wrong: Any) -> None:
 
 
 def test_variables_are_dealt_to_servers_in_turn() -> None:
-    """Of five on three servers the first gets the first and the fourth; of more servers than variables some get none."""
+    """Of five on three servers the first gets the first and the fourth; of more servers than variables some get 0."""
     assert f.round_robin_loads([9, 8, 2, 4, 1], 3) == (13, 9, 2)
     assert f.round_robin_loads([9, 8, 2, 4, 1], 1) == (24,)
     assert f.round_robin_loads([9, 8], 4) == (9, 8, 0, 0)
