@@ -190,6 +190,13 @@ def test_one_element_and_one_pass_are_what_is_not_said() -> None:
     assert kept.transient == 4 + 2 * 4  # one gradient that is not scattered yet, and two gathered units of one weight
 
 
+def test_groups_at_once_share_the_way_between_machines() -> None:
+    """An all-reduce of 4 B between two machines sends 4 B each way at 1 B/s; two groups at once have half of that."""
+    recipe, ranks = recipe_of(0), [0, 2]
+    assert phase_s(MACHINE, recipe, Phase.END, ranks, Sizes()) == pytest.approx(4)
+    assert phase_s(MACHINE, recipe, Phase.END, ranks, Sizes(), concurrent=2) == pytest.approx(8)
+
+
 def test_bytes_by_link() -> None:
     """A rank sends 3 * 1,000 B inside; a machine's two ranks 1,000 B each across."""
     fabric = fabric_of(MACHINE)
