@@ -1,4 +1,5 @@
-"""How the tests are run: garbage is collected seldom, and processes that tests start find the package compiled."""
+"""How the tests are run: garbage is collected seldom, processes that tests start find the package compiled, and tests
+that are skipped for no expected reason fail the run in CI."""
 
 from __future__ import annotations
 
@@ -9,9 +10,18 @@ import sys
 import pytest
 
 from cli.main import GARBAGE_THRESHOLDS
+from tests import expected_skips
 
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    expected_skips.add_option(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(expected_skips.SkipCheck(config), "skip check")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -18,7 +18,7 @@ from planner.graph import Graph
 from planner.hardware.types import Cluster, with_headroom
 from planner.operators.batching import rebatch
 from planner.planning import Progress
-from planner.plans import Fault, Finding, Plan, assemble, validate, with_price
+from planner.plans import Fault, Finding, Plan, assemble, validate, with_minor, with_price
 from planner.plans.checks import check_figures
 from planner.plans.figures import gap_to
 from planner.plans.files import seal
@@ -91,7 +91,7 @@ def reevaluate(plan: Plan, graph: Graph, cluster: Cluster) -> tuple[Plan, tuple[
         free_choice=plan.free_choice,
         headline=plan.headline and anew.headline,  # files of before have none
     )
-    return seal(anew), evaluation.violations
+    return seal(with_minor(anew)), evaluation.violations
 
 
 def _certificate_of(plan: Plan, played_s: float) -> Certificate:

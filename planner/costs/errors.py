@@ -95,7 +95,7 @@ def error_of(job: JobClass, ratios: Sequence[float]) -> MeasuredError:
 
     >>> found = error_of(JobClass("s", "d", "nothing", "one stage"), [0.9, 1.0, 1.1, 1.0])
     >>> found.runs, round(found.low, 2), round(found.high, 2)
-    (4, 0.85, 1.16)
+    (4, 0.86, 1.16)
     >>> found = error_of(JobClass("s", "d", "nothing", "one stage"), [0.8, 0.8, 0.8])
     >>> round(found.low, 2), found.high
     (0.8, 1.0)

@@ -230,7 +230,7 @@ def load_stack(name_or_path: str | Path = "") -> Stack:
         HardwareError: no such stack, errors in its file, or stacks that are based on each other.
 
     >>> load_stack("megatron-2021").launch_s
-    6.5e-05
+    6e-05
     """
     from planner.hardware.resolve import build_stack
     from planner.hardware.schema import StackFile

@@ -8,6 +8,7 @@ for `checks` and `validate`; then come `explain`, `diff` and `comparison`.
 
 from planner.plans.assemble import assemble as assemble
 from planner.plans.assemble import default_provenance as default_provenance
+from planner.plans.assemble import with_minor as with_minor
 from planner.plans.assemble import with_price as with_price
 from planner.plans.assemble import with_simulation as with_simulation
 from planner.plans.comparison import compare_plans as compare_plans

@@ -156,9 +156,13 @@ def _tensor_scheme(evaluation: Evaluation) -> SchemeExchange | None:
 
 def _with_requirements(plan: Plan, *, divided: bool) -> Plan:
     """The plan with what it needs of a backend, and the minor version of the schema that can say it."""
-    needed = requirements(plan, divided=divided)
+    return with_minor(dataclasses.replace(plan, requires=requirements(plan, divided=divided)))
+
+
+def with_minor(plan: Plan) -> Plan:
+    """The plan with the least minor version of the schema that says what it needs, and what its alternatives do."""
     told = {Requirement.LAYER_RECOMPUTE} if any(other.layers for other in plan.alternatives) else set[Requirement]()
-    return dataclasses.replace(plan, requires=needed, minor=minor_of({*needed, *told}))
+    return dataclasses.replace(plan, minor=minor_of({*plan.requires, *told}))
 
 
 def _configuration_section(

@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from planner import Job, load_cluster, load_graph, plan
 from planner.check import check_plan
 from planner.hardware import Cluster
 from planner.plans import Fault, Plan, seal
@@ -105,3 +106,13 @@ def test_a_digest_of_its_own_is_needed() -> None:
     plan = seal(planned(KIND))
     found = check_plan(dataclasses.replace(plan, digest="0" * 64), *loaded(KIND)).findings
     assert [f.fault for f in found] == [Fault.DIGEST]
+
+
+def test_a_runner_up_that_repeats_layers_is_what_the_minor_version_says() -> None:
+    """A runner-up alone repeats layers: files that name layers are of minor version 3, also worked out anew."""
+    graph, cluster = load_graph("gpt2-xl"), load_cluster("p3.16xlarge")
+    made = plan(graph, cluster, Job(global_batch=64, precision="fp16"))
+    assert not any(stage.recompute for stage in made.stages)
+    assert any(other.layers for other in made.alternatives)
+    assert made.minor == 3
+    assert check_plan(made, graph, cluster).findings == ()

@@ -1,10 +1,16 @@
-"""docs/exchange.md: what its example prints."""
+"""docs/exchange.md and docstrings: what their examples print."""
 
 from __future__ import annotations
 
 import contextlib
+import doctest
 import io
 from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from planner import exchange
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "exchange.md").read_text()
 
@@ -18,9 +24,8 @@ def test_the_example_prints_what_is_shown() -> None:
     assert printed.getvalue() == shown
 
 
-def test_the_package_example_runs() -> None:
-    import doctest
-
-    import planner.exchange
-
-    assert doctest.testmod(planner.exchange).failed == 0
+@pytest.mark.parametrize("module", [exchange, exchange.formulas])
+def test_the_examples_print_what_they_show(module: ModuleType) -> None:
+    result = doctest.testmod(module, extraglobs={"formulas": exchange.formulas})
+    assert result.attempted > 0
+    assert result.failed == 0

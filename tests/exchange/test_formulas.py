@@ -62,3 +62,17 @@ def test_partitions_outside_the_samples_are_not_taken() -> None:
 def test_refuses(wrong: Any) -> None:
     with pytest.raises(UsageError):
         wrong()
+
+
+def test_variables_are_dealt_to_servers_in_turn() -> None:
+    """Of five on three servers the first gets the first and the fourth; of more servers than variables some get 0."""
+    assert f.round_robin_loads([9, 8, 2, 4, 1], 3) == (13, 9, 2)
+    assert f.round_robin_loads([9, 8, 2, 4, 1], 1) == (24,)
+    assert f.round_robin_loads([9, 8], 4) == (9, 8, 0, 0)
+    assert f.balanced_loads([9, 8, 2, 4, 1], 3) == (8, 8, 8)
+
+
+def test_partitions_are_at_most_what_is_allowed() -> None:
+    """sqrt(4e12 / 1) is 2,000,000, beyond the 1,048,576 (2^20) that are tried where nothing else is said."""
+    assert f.whole_partitions(4e12, 1.0) == 1_048_576
+    assert f.whole_partitions(4e12, 1.0, 3_000_000) == 2_000_000

@@ -176,6 +176,27 @@ def test_bytes_and_memory_by_closed_form() -> None:
     assert kept.transient == 100 * 4 + 2 * 100 * 4
 
 
+def test_one_element_and_one_pass_are_what_is_not_said() -> None:
+    """4 B in halves on 2 ranks: two gathers and a scatter of 2 B, at the end an all-reduce of 2 * 1/2 * 2 B."""
+    ranks = range(4)
+
+    def parts(group: Group | None) -> int:
+        return parts_of(MACHINE, ranks, group)
+
+    assert sent_bytes(HYBRID.recipe, Sizes(), parts) == 3 * 2 + 2
+    assert phase_s(MACHINE, HYBRID.recipe, Phase.BACKWARD, ranks, Sizes()) == pytest.approx(200 / 500)
+    kept = kept_bytes(HYBRID.recipe, Sizes(), 8.0, parts)
+    assert (kept.weights, kept.gradients, kept.optimizer) == (2, 2, 4)
+    assert kept.transient == 4 + 2 * 4  # one gradient that is not scattered yet, and two gathered units of one weight
+
+
+def test_groups_at_once_share_the_way_between_machines() -> None:
+    """An all-reduce of 4 B between two machines sends 4 B each way at 1 B/s; two groups at once have half of that."""
+    recipe, ranks = recipe_of(0), [0, 2]
+    assert phase_s(MACHINE, recipe, Phase.END, ranks, Sizes()) == pytest.approx(4)
+    assert phase_s(MACHINE, recipe, Phase.END, ranks, Sizes(), concurrent=2) == pytest.approx(8)
+
+
 def test_bytes_by_link() -> None:
     """A rank sends 3 * 1,000 B inside; a machine's two ranks 1,000 B each across."""
     fabric = fabric_of(MACHINE)

@@ -291,6 +291,24 @@ def test_devices_that_cannot_be_are_doubted(old: str, new: str, message: str, tm
     assert any(message in problem.message for problem in warnings(path))
 
 
+@pytest.mark.parametrize(
+    ("matrix", "doubted"),
+    [
+        ("fp16: 70 TFLOP/s, fp32: 150 TFLOP/s", True),  # one 16-bit format is enough to compare with
+        ("bf16: 70 TFLOP/s, fp32: 150 TFLOP/s", True),
+        ("bf16: 40 TFLOP/s, fp16: 80 TFLOP/s, fp32: 150 TFLOP/s", False),  # less than twice the faster one
+        ("bf16: 80 TFLOP/s, fp16: 40 TFLOP/s, fp32: 150 TFLOP/s", False),
+        ("bf16: 70 TFLOP/s, fp32: 140 TFLOP/s", False),
+        ("fp32: 150 TFLOP/s", False),  # nothing to compare with
+    ],
+)
+def test_fp32_is_compared_with_the_faster_16_bit_format(matrix: str, doubted: bool, tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(DEVICE.replace("bf16: 70 TFLOP/s, fp32: 35 TFLOP/s", matrix))
+    assert lint(path) == []
+    assert [p.message for p in warnings(path)] == ["fp32 is faster than 16-bit formats"] * doubted
+
+
 def test_nothing_bundled_is_doubted() -> None:
     files = [profile_folder() / f"{name}.yaml" for name in cluster_names()]
     files += sorted((profile_folder() / "devices").glob("*.yaml"))

@@ -185,6 +185,30 @@ def test_one_mistake_in_a_device(tmp_path: Path, old: str, new: str, message: st
     assert [finding[1][: len(message)] for finding in found] == [message]
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("price: 0 $/h", ""),  # a machine of one's own
+        ("price: -1 $/h", "-1 $/h is negative"),
+        ("reserve: 0 B", ""),
+        ("reserve: -1 B", "-1 B is negative"),
+        ("launch: 0 s", ""),
+        ("memory_efficiency: {points: {1 MB: 0%}}", "0% is zero"),
+        ("memory_efficiency: {points: {1 MB: 100%}}", ""),
+        ("memory_efficiency: {points: {1 MB: 101%}}", "101% is more than 1"),
+    ],
+)
+def test_what_may_be_nothing_and_what_may_not(tmp_path: Path, line: str, message: str) -> None:
+    assert [found for _, found, _ in _lint(tmp_path, f"{DEVICE}{line}\n")] == [message] * bool(message)
+
+
+def test_a_price_of_nothing_is_a_price(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(DEVICE + "price: 0 $/h\n")
+    assert load_device(path).price_per_hour == 0.0
+    assert resolved_profile(path)["price"]["value"] == "0 $/h"
+
+
 def test_a_device_of_few_words_gets_defaults(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(DEVICE)

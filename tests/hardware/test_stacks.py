@@ -40,6 +40,17 @@ def test_the_default_is_a_bundled_stack() -> None:
     assert load_cluster("dgx-a100").stack == load_stack(DEFAULT_STACK)
 
 
+def test_no_stack_costs_nothing() -> None:
+    """Without a stack kernels reach their rates, masks are followed score by score, and nothing hides or is cut."""
+    bare = Stack()
+    rates = (bare.stretch, bare.matrix_rate, bare.memory_rate, bare.link_rate, bare.causal_part, bare.unaligned_rate)
+    assert rates == (1.0,) * 6
+    assert (bare.attention_block, bare.product_pieces) == (1, 1)
+    assert (bare.launch_s, bare.handover_s, bare.overlap, bare.accumulation_bytes, bare.gather_ports) == (0,) * 5
+    assert (bare.waits, bare.rows_once, bare.grouped_experts, bare.fused) == (False, False, False, ())
+    assert bare.hidden_along(("tensor", "data")) == 0.0
+
+
 def test_a_stack_of_ones_own_over_another(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("stack: mine\nbase: megatron-2021\nlaunch: 40 us\nattention: {value: {h100*: 30%, '*': 90%}}\n")
