@@ -38,7 +38,7 @@ def test_no_device_executes_more_than_its_peak(model: str, dims: dict[str, int],
 
 
 def test_a_causal_mask_halves_the_scores_that_count() -> None:
-    """Llama 3.2 1B at 8,192 tokens: query, key, value, output and MLP of 16 layers, the head, and half of the scores."""
+    """Llama 3.2 1B at 8,192 tokens: query, key, value, output, MLP of 16 layers, the head, half of the scores."""
     graph, cluster = planner.load_graph("llama3.2-1b", dims={"seq": 8192}), load_cluster("dgx-h100")
     layer = 2048 * (2048 + 512 + 512 + 2048) + 3 * 2048 * 8192
     weights, scores = 16 * layer + 2048 * 128256, 16 * 2 * 8192 * 2048

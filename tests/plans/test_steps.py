@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 
 import pytest
 
@@ -11,6 +12,8 @@ import planner
 from planner import schedules
 from planner.errors import ShardplanError
 from planner.plans import Plan, explain
+from planner.plans.explain import plan_shape
+from planner.plans.figures import FreeChoice
 from planner.plans.rebuild import alternative_configuration
 from planner.plans.sections import alternative_section
 from planner.plans.step import plan_step
@@ -21,6 +24,7 @@ from planner.space import Candidate, evaluate
 from planner.space.steps import COMMUNICATION, Part, StepView
 from planner.units import format_bytes
 from tests.plans.sample import decision, make_plan
+from tests.plans.sharded_sample import mixture
 
 GRAPH = planner.load_graph("gpt2", dims={"seq": 128})
 CLUSTER = planner.load_cluster("dgx-a100")
@@ -215,3 +219,34 @@ def test_unknown_schedules_are_refused_with_a_remedy() -> None:
     unknown = dataclasses.replace(plan, schedule=dataclasses.replace(plan.schedule, name="nothing-of-the-kind"))
     with pytest.raises(ShardplanError, match="nothing-of-the-kind"):
         plan_step(unknown)
+
+
+def test_tensor_parallel_ranks_with_different_experts_are_expert_parallel_ranks() -> None:
+    plan = mixture().plan  # Mixtral's 8 experts
+    dealt = {
+        name for s in plan.shardings for b in s.blocks for h in b.holdings if h.what == "experts" for name in h.axes
+    }
+    ranks = math.prod(axis.size for axis in plan.shardings[0].axes if axis.name in dealt)
+    assert dealt
+    assert plan.configuration.stages[0].expert == 1
+    assert plan_shape(plan).startswith(f"DP 1 x TP 16 x PP 1, EP {ranks}, micro-batch")
+    assert f"DP 1 x TP 16 x PP 1, EP {ranks};" in report_to_text(plan_report(plan))
+
+
+def test_communication_inside_a_group_is_that_of_its_blocks() -> None:
+    plan = mixture().plan
+    step, count = plan_step(plan), plan.micro_batches.count
+    inside_s = sum(entry.figures.communication_s for _, entry, _ in plan.sharded_blocks(0))
+    assert step.seconds[Part.GROUP] == pytest.approx(count * inside_s)
+    sums_s = sum(c.seconds for _, entry, _ in plan.sharded_blocks(0) for c in entry.collectives if c.phase == "step")
+    assert step.seconds.get(Part.GROUP_SUM, 0.0) == pytest.approx(sums_s, rel=1e-6)
+
+
+def test_what_the_free_choice_has_is_said_with_its_modules() -> None:
+    needs = ("activations in the host's memory (core_attn, mlp)", "recomputation in some stages (2 of 8), or of others")
+    free = FreeChoice("1 stage", 0.4, 0.3, needs)
+    plan = dataclasses.replace(make_plan(), free_choice=free, runs_on=("megatron",))
+    text = report_to_text(plan_report(plan), table_width=300)
+    said = " ".join(text.split())
+    assert "25.00% faster: activations in the host's memory (core_attn, mlp), recomputation in some stages" in said
+    assert "(2 of 8)" not in said
