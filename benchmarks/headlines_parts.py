@@ -27,7 +27,7 @@ from planner.exchange import Exchange
 from planner.space.terms import elements_of
 from planner.systems import System, SystemSetting, get
 from planner.systems.proposals import data_parallel
-from planner.systems.runner import bubble_of
+from planner.systems.runner import idle_shares
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ def bapipe(folder: Path) -> Iterator[str]:
             _ms(work_s),
             _ms(ring_s),
             _ms(step_s),
-            f"{_ms(found.iteration_s)} ({bubble_of(found):.0%}, {found.proposal.parts[0].micro_batch})",
+            f"{_ms(found.iteration_s)} ({idle_shares(found)[0]:.0%}, {found.proposal.parts[0].micro_batch})",
             f"{step_s / found.iteration_s:.2f}",
             f"{step_s / work_s:.2f}",
         ]

@@ -197,7 +197,7 @@ def plan_for(task: PlanTask, backends: Sequence[Backend]) -> Plan:
     if found is None:
         raise errors[0]
     plan, task, others = found
-    return seal(dataclasses.replace(plan, free_choice=_free_choice(task, others))) if plan.runs_on else plan
+    return seal(dataclasses.replace(plan, free_choice=_free_choice(task, plan, others))) if plan.runs_on else plan
 
 
 def plan_freely(task: PlanTask, reason: str = "") -> Plan:
@@ -261,8 +261,11 @@ def _running(task: PlanTask, answer: Answer, backends: Sequence[Backend]) -> Pla
     raise InfeasibleError(said, hint=f"plan with --for {ANY}, or limit the job further")
 
 
-def _free_choice(task: PlanTask, backends: Sequence[Backend]) -> FreeChoice:
-    """The fastest plan that is found without regard to frameworks, beginning with theirs."""
+def _free_choice(task: PlanTask, plan: Plan, backends: Sequence[Backend]) -> FreeChoice:
+    """The fastest plan that is found without regard to frameworks, beginning with theirs.
+
+    What it needs is said of the frameworks that take the plan itself: only these lack what the plan does without.
+    """
     last_progress, tell = tuple(task.last_progress), task.progress or (lambda *_: None)
 
     def repeat_progress(done: int, total: int, best_s: float, bound_s: float) -> None:
@@ -272,7 +275,8 @@ def _free_choice(task: PlanTask, backends: Sequence[Backend]) -> FreeChoice:
     reported = repeat_progress if task.progress else None
     beside = dataclasses.replace(task, progress=reported, last_progress=[], beside=True)
     free = beside.assemble(beside.search())
-    needs = min((lacks(free, backend, task.graph) for backend in backends), key=len)
+    taking = (backend for backend in backends if backend.key in plan.runs_on)
+    needs = min((lacks(free, backend, task.graph) for backend in taking), key=len)
     predictions = free.predictions
     return FreeChoice(summary(free.configuration), predictions.reached_s, predictions.bound_s, needs)
 

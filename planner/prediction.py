@@ -46,6 +46,7 @@ from planner.space.job_options import LIMITS, allowing, without
 from planner.space.jobs import settled
 from planner.space.named import Degrees
 from planner.space.pricer import Pricer
+from planner.space.steps import fullest_of
 from planner.space.terms import TermCache
 from planner.space.timing import MOST_MICRO_BATCHES, played_s
 from planner.space.types import BlockCosts, Evaluation, Job, MemoryBytes
@@ -99,12 +100,13 @@ class Prediction:
     def driver_bytes(self) -> float:
         """Estimate of what the driver (nvidia-smi) shows on the fullest device (`planner.hardware.types`)."""
         options = self.plan.options
-        return driver_bytes(self.fullest.memory, options.precision, options.optimizer, self.allocator_cache)
+        worker, formats = self.fullest, (options.precision, options.optimizer)
+        return driver_bytes(worker.memory, *formats, self.allocator_cache, worker.capacity_bytes)
 
     @property
     def fullest(self) -> WorkerMemory:
         """The worker nearest to its capacity, or furthest above it."""
-        return max(self.workers, key=lambda worker: worker.memory.total / worker.capacity_bytes)
+        return fullest_of(self.workers)
 
 
 DEGREE_NAMES = {
@@ -138,13 +140,16 @@ def read_degrees(texts: Mapping[str, str], where: str = "") -> Degrees:
     return Degrees(**fields)
 
 
-def driver_bytes(memory: MemoryBytes, precision_name: str, optimizer: str, cache: float) -> float:
+def driver_bytes(
+    memory: MemoryBytes, precision_name: str, optimizer: str, cache: float, device_bytes: float = math.inf
+) -> float:
     """Estimate of what the driver (nvidia-smi) shows of a device with that need, in bytes.
 
     Args:
         memory: the need.
         precision_name, optimizer: of the job.
         cache: what the allocator holds, over the tensors (`Stack.allocator_cache`).
+        device_bytes: memory of the device, beyond which caches do not grow.
 
     Raises:
         UsageError: there is no such precision or optimizer.
@@ -152,7 +157,7 @@ def driver_bytes(memory: MemoryBytes, precision_name: str, optimizer: str, cache
     chosen = precision(precision_name)
     casts = chosen.master_bytes > 0 and chosen.gradient_bytes < STEP_BYTES
     stepped = memory.optimizer / optimizer_state_bytes(optimizer, chosen) if casts else 0.0
-    return shown_bytes(memory.total - memory.reserve, memory.reserve, cache, stepped)
+    return shown_bytes(memory.total - memory.reserve, memory.reserve, cache, stepped, device_bytes)
 
 
 @uncollected()

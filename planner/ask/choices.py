@@ -21,9 +21,10 @@ from planner.graph import Graph
 from planner.hardware.types import Cluster, Level, with_headroom
 from planner.named_shardings import NamedConfiguration, with_sharding
 from planner.operators.modules import MODULE_KINDS, module_nodes
-from planner.plans import Plan, explain
+from planner.plans import Plan
 from planner.plans.explain import plan_shape
 from planner.plans.figures import Headline
+from planner.plans.step import plan_step
 from planner.prediction import DEGREE_NAMES, MOST_ZERO, Prediction, predict, predict_many, read_degrees
 from planner.registry import did_you_mean
 from planner.space.configuration import Configuration, StageChoice
@@ -31,7 +32,7 @@ from planner.space.evaluate_many import Evaluations
 from planner.space.job_options import LIMITS, as_written, given, without
 from planner.space.named import Degrees
 from planner.space.types import Job
-from planner.systems.backends import ANY
+from planner.systems.backends import ANY, backends_of, within_limits
 
 OPEN: Mapping[str, tuple[str, ...]] = {
     "micro-batch": ("1", "2", "4", "8", "16"), "zero": ("0", "1"), "recompute": ("never", "core_attn", "always"),
@@ -84,7 +85,7 @@ class WhyNot:
         iteration_s: simulated step time of the choice.
         plan_s: simulated step time of the plan.
         problems: why it cannot run; empty where it can.
-        times: parts of a step on a device of the slowest stage.
+        times: parts of a step, the mean over all devices.
         memory: memory of the fullest device, by kind.
         capacity_bytes: capacity of the choice's fullest device.
         tried: number of configurations that were priced to fill in what was left open.
@@ -256,9 +257,9 @@ def _filled(asked: str) -> Iterator[Degrees]:
 def _compared(plan: Plan, prediction: Prediction, asked: str, tried: int) -> WhyNot:
     """The choice compared with the plan, part by part."""
     plans = plan, prediction.plan
-    times = [explain(each).time_parts for each in plans]
-    stages = [max(p.predictions.stages, key=lambda s: s.memory.total_bytes / s.capacity_bytes) for p in plans]
-    memory = [stage.memory.by_kind() for stage in stages]
+    steps = [plan_step(each) for each in plans]
+    times = [{str(part): seconds for part, seconds in step.seconds.items()} for step in steps]
+    memory = [dataclasses.asdict(step.fullest.memory) for step in steps]
     return WhyNot(
         asked=asked,
         shape=plan_shape(prediction.plan),
@@ -325,12 +326,19 @@ def find_worth(
     gains = [_planned(words, graph, other, job, base_s) for words, other in _clusters(cluster)]
     if larger is not None:
         gains += _with_node(graph, larger, job, base_s)
-    limits = [name for name in given(plan.options, LIMITS) if name not in ("devices", "backends")]
+    limits = _limits_set(plan.options)
     gains += [
         _planned(f"without {as_written(plan.options, name)}", graph, cluster, without(job, [name]), base_s)
         for name in limits
     ]
     return tuple(sorted(gains, key=lambda worth: -(worth.gain if worth.gain is not None else -1.0)))
+
+
+def _limits_set(job: Job) -> list[str]:
+    """Limits of a plan's job that a user set, without those that its frameworks come with."""
+    kept = ("devices", "backends")
+    open_job = within_limits(without(job, LIMITS.keys() - set(kept)), backends_of(job) if job.backends else ())
+    return [name for name in given(job) if name not in kept and getattr(job, name) != getattr(open_job, name)]
 
 
 def _clusters(cluster: Cluster) -> Iterator[tuple[str, Cluster]]:

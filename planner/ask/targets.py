@@ -23,8 +23,6 @@ MOST_DEVICES = 16384
 """Limit on the number of devices that is tried, where the profile names no smaller one."""
 GAIN = 0.02
 """Fraction of the step time below which the saving of a doubling counts as none."""
-MASKED = 2
-"""Factor by which a device may seem to exceed its peak: attention skips the half of its work that a mask hides."""
 VAIN = 2
 """Number of consecutive doublings without a saving after which no more devices are tried."""
 
@@ -163,9 +161,9 @@ def least_devices(
     """
     prices = profile(graph, cluster.devices[0])
     most_s = target.most_s(global_batch, tokens_per_sample(graph, prices))
-    work = float(prices.forward_flops.sum() + prices.backward_flops.sum()) / prices.micro_batch * global_batch
+    work = prices.executed_total / prices.micro_batch * global_batch
     peak = max(rate for device in cluster.devices for rate in device.matrix_flop_per_s.values())
-    fewest = math.ceil(work / most_s / peak / MASKED)
+    fewest = math.ceil(work / most_s / peak)
     sizes = [size for size in sizes or sizes_of(cluster) if size >= fewest]
     if not sizes:
         raise InfeasibleError(f"no number of devices does: at their peak it takes {fewest}", where=target.words)

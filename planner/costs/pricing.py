@@ -124,6 +124,7 @@ def profile(
         ),
         formats=tuple(work.formats.tolist()),
         notes=(*times.notes, *((narrow.note(chosen),) if narrow else ()), *saved_notes(sized, options)),
+        executed=times.executed,
         by_share=times.at,
     )
     return by_own_costs(sized, priced)

@@ -52,13 +52,30 @@ def kernel_rates(
     stack, rates = device.stack, np.ones(len(graph.nodes))
     if stack.unaligned_rate != 1.0:
         rates[list(unaligned_products(graph, specs, sizes, fused=fused))] = stack.unaligned_rate
+    done = scores_done(graph, specs, stack, fused=fused)
     for i, spec in enumerate(specs):
         if attends(spec) and not spec.scores_in_memory(fused):
-            rates[i] = stack.attention_on(device.name) / _scores_done(graph, graph.nodes[i], spec, stack)
+            rates[i] = stack.attention_on(device.name) / done[i]
     if device.matrix_unit > 1:
         matrices = stored_matrices(graph)
         rates *= [_filled(spec, matrices.get(i, ()), device.matrix_unit) for i, spec in enumerate(specs)]
     return rates
+
+
+def scores_done(graph: Graph, specs: Sequence[OpSpec], stack: Stack, *, fused: bool) -> np.ndarray:
+    """Scores that fused attention works out, over those of its description, float64 [nodes]; 1 for other nodes.
+
+    Args:
+        graph: the graph.
+        specs: one description a node.
+        stack: the software that has the kernels.
+        fused: attention runs as one kernel where one can do it.
+    """
+    done = np.ones(len(graph.nodes))
+    for i, spec in enumerate(specs):
+        if attends(spec) and not spec.scores_in_memory(fused):
+            done[i] = _scores_done(graph, graph.nodes[i], spec, stack)
+    return done
 
 
 def _scores_done(graph: Graph, node: Node, spec: OpSpec, stack: Stack) -> float:

@@ -53,6 +53,7 @@ class Roofline:
         forward_s: forward pass.
         backward_s: backward pass.
         weight_grad_s: the part of it spent on weight gradients.
+        executed: [2, nodes] part of a node's matrix work, forward and backward, that its kernels do.
         notes: what was assumed.
 
     Raises:
@@ -73,6 +74,7 @@ class Roofline:
         share = (weight_s / np.maximum(input_s + weight_s, 1e-30))[self.kinds]
         share[_only_weights(graph) & (input_s + weight_s == 0)[self.kinds]] = 1.0
         self.weight_grad_s = self.backward_s * share
+        self.executed = self._executed()[:, self.kinds]
 
     def _rates_at(self, share: float) -> np.ndarray:
         """Operations of the whole node a second, while that part of them is done."""
@@ -107,6 +109,19 @@ class Roofline:
         method = _memory_s(share * work.transform_bytes[fast], self.device) + summed
         plain[fast] = np.where(fewer > 0, np.minimum(plain[fast], method), plain[fast])
         return plain
+
+    def _executed(self) -> np.ndarray:
+        """[2, kinds] part of the matrix work that is done: masked scores and fast convolutions leave some of it out."""
+        work, rates = self.work, self._rates_at(1.0)
+        parts = []
+        for products in ((work.matrix,), (work.input_grad, work.weight_grad)):
+            done = np.zeros(len(work.matrix))
+            for flops in products:
+                faster = self._products_s(flops, 1.0, rates) < flops / rates
+                done += np.where(faster, work.multiplied, work.executed) * flops
+            flops = np.sum(products, axis=0)
+            parts.append(np.where(flops > 0, done / np.where(flops > 0, flops, 1.0), 1.0))
+        return np.array(parts)
 
     def _gpu(self, share: float, pieces: int = 1) -> tuple[np.ndarray, np.ndarray]:
         """Seconds of the device itself, forward and backward."""

@@ -40,6 +40,9 @@ class Profile:
         smaller: what was measured of smaller micro-batches beside it, ascending.
         by_share: seconds of all nodes, forward and backward, when each does that part of its work, its products in so
             many pieces; None where times are known for whole nodes alone. Read it through `at`.
+        executed: [2, nodes] part of `forward_flops` and of `backward_flops` that kernels do: without what fused
+            attention leaves out under a causal mask, and what fast convolutions save; None for all. Read it through
+            `executed_flops`.
     """
 
     device: str
@@ -60,12 +63,24 @@ class Profile:
     notes: tuple[Note, ...] = ()
     update_byte_per_s: float = 0.0
     smaller: tuple[Profile, ...] = ()
+    executed: np.ndarray | None = field(default=None, repr=False, compare=False)
     by_share: Callable[[float, int], tuple[np.ndarray, np.ndarray]] | None = field(
         default=None, repr=False, compare=False
     )
     _parts: dict[tuple[float, int], tuple[np.ndarray, np.ndarray]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
+
+    def executed_flops(self) -> tuple[np.ndarray, np.ndarray]:
+        """[nodes] matrix and convolution work that kernels do, forward and backward, without recomputation."""
+        forward, backward = (1.0, 1.0) if self.executed is None else self.executed
+        return self.forward_flops * forward, self.backward_flops * backward
+
+    @property
+    def executed_total(self) -> float:
+        """Matrix and convolution work that kernels do in a step of one micro-batch, without recomputation."""
+        forward, backward = self.executed_flops()
+        return float(forward.sum() + backward.sum())
 
     def at(self, share: float, pieces: int = 1) -> tuple[np.ndarray, np.ndarray]:
         """Seconds of all nodes, forward and backward, when each does that part of its work.

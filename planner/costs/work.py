@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.costs.precision import NarrowProducts, Precision, product_formats
-from planner.costs.rates import expert_counts, fast_convolutions, kernel_rates
+from planner.costs.rates import expert_counts, fast_convolutions, kernel_rates, scores_done
 from planner.graph import DType, Graph, Node, Tensor, TensorKind
 from planner.hardware.types import Device
 from planner.operators.entry import rule_of
@@ -60,6 +60,7 @@ class OperatorWork:
         product_bytes: traffic of its matrix products; 0 where there is none.
         scores: elements of attention scores that the node has in memory.
         experts: products that the node is run as, one for each expert; 1 where it is one, or one grouped kernel.
+        executed: part of the node's matrix work that its kernel does: below 1 for fused attention under a causal mask.
     """
 
     matrix: np.ndarray
@@ -80,6 +81,7 @@ class OperatorWork:
     product_bytes: np.ndarray
     scores: np.ndarray
     experts: np.ndarray
+    executed: np.ndarray
 
     def of(self, nodes: np.ndarray) -> OperatorWork:
         """The work of some nodes, in arrays of their own."""
@@ -161,6 +163,7 @@ def node_work(
         product_bytes=product_bytes,
         scores=scores,
         experts=np.ones(len(graph.nodes)) if device.stack.grouped_experts else expert_counts(graph),
+        executed=np.minimum(1.0, scores_done(graph, specs, device.stack, fused=fused)),
     )
 
 

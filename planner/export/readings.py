@@ -13,7 +13,7 @@ from typing import Any
 
 from planner.errors import UsageError
 from planner.plans import Block, Plan, ShardedBlock, Sharding
-from planner.plans.readings import base_name, block_items, layer_name, layers
+from planner.plans.readings import base_name, block_items, dealt_axes, layer_name, layers
 from planner.schedules import ActionKind
 from planner.sharding import AxisRole
 from planner.sharding.layout import parse_layout
@@ -67,8 +67,7 @@ class PlanDegrees:
 def degrees(plan: Plan) -> PlanDegrees:
     """Degrees of a plan whose stages are all divided alike."""
     choice, sharding, replicas = plan.configuration.stages[0], plan.sharding_of(0), len(plan.stages[0].replicas)
-    axes, blocks = (sharding.axes, sharding.blocks) if sharding else ((), ())
-    dealt = {name for entry in blocks for h in entry.holdings if h.what == "experts" for name in h.axes}
+    axes, dealt = (sharding.axes, dealt_axes(sharding)) if sharding else ((), frozenset[str]())
     workers = len(dict.fromkeys(stage.replicas for stage in plan.stages))
     return PlanDegrees(
         tensor=choice.ranks // (choice.context * choice.expert),

@@ -405,7 +405,13 @@ def with_headroom(cluster: Cluster, headroom: float) -> Cluster:
     return dataclasses.replace(cluster, devices=tuple(devices))
 
 
-def shown_bytes(tensor_bytes: float, reserve_bytes: float, cache: float, stepped_elements: float = 0.0) -> float:
+def shown_bytes(
+    tensor_bytes: float,
+    reserve_bytes: float,
+    cache: float,
+    stepped_elements: float = 0.0,
+    device_bytes: float = math.inf,
+) -> float:
     """Estimate of the memory that nvidia-smi shows, in bytes.
 
     Args:
@@ -414,8 +420,11 @@ def shown_bytes(tensor_bytes: float, reserve_bytes: float, cache: float, stepped
         cache: memory that the allocator holds over that of the tensors (`Stack.allocator_cache`).
         stepped_elements: elements whose 16-bit gradients the optimizer step casts to fp32 on this rank; the allocator
             keeps that memory besides the memory of a pass.
+        device_bytes: memory of the device. Caches fill no more than it: an allocator gives idle memory back before it
+            fails, so that only what is needed itself can exceed the device.
     """
-    return (tensor_bytes + STEP_BYTES * stepped_elements) * cache + reserve_bytes
+    cached_bytes = (tensor_bytes + STEP_BYTES * stepped_elements) * cache + reserve_bytes
+    return max(tensor_bytes + reserve_bytes, min(cached_bytes, device_bytes))
 
 
 def reserve_bytes(device: Device, tensor: int, data: int, piped: bool) -> float:

@@ -21,9 +21,9 @@ from planner.plans.model import Block, BlockRun, compress
 from planner.plans.rank_schedule import RankSchedule, lay_out, meeting
 from planner.plans.readings import requirements, words_in
 from planner.plans.records import Duplicated, Given, Provenance, SharedParameter, Stage
-from planner.plans.types import FORMAT, SCHEMA_VERSION, Plan, Requirement, minor_of
+from planner.plans.types import EXPOSED_MINOR, FORMAT, SCHEMA_VERSION, Plan, Requirement, minor_of
 from planner.plans.words import module_ranges, significant
-from planner.schedules import ActionKind, Schedule, WeightPolicy
+from planner.schedules import ActionKind, Schedule, WeightPolicy, get
 from planner.sharding import StageSharding
 from planner.space.blocks import head_block
 from planner.space.configuration import StageChoice
@@ -31,6 +31,7 @@ from planner.space.jobs import precision_of, settled
 from planner.space.layers import Layers
 from planner.space.pricer import Pricer
 from planner.space.schemes import SchemeExchange
+from planner.space.steps import NOTHING_EXPOSED, step_view
 from planner.space.timing import certificate_alone
 from planner.space.types import Candidate, Certificate, Configuration, Evaluation, Job
 
@@ -98,13 +99,15 @@ def assemble(
     )
     rank_shared = [shard_sections.rank_share(entry, used, formats) for entry in shared]
     proof = certificate or certificate_alone(decision, evaluation.stages, simulated_s)
-    fullest = max(evaluation.workers, key=lambda worker: worker.memory.total / worker.capacity_bytes)
+    step = step_view(decision, schedule or get(decision.schedule), evaluation.stages, evaluation.iteration_s)
     section = meeting(rank_schedule.section, len(decision.stages), shared)
     scheme = _tensor_scheme(evaluation)
     node_size = cluster.node_size or 1
     exchanged = [()] * len(stages) if scheme else all_collectives(stages, decision, rank_shared, formats, node_size)
     split, error = ActionKind.WEIGHT_GRAD in words_in(section), sections.compared_error(cluster, decision)
-    predictions = sections.predictions_section(decision, evaluation, proof, stages, exchanged, split=split, error=error)
+    predictions = sections.predictions_section(
+        decision, evaluation, proof, exchanged, step=step, split=split, error=error
+    )
     plan = Plan(
         format=FORMAT,
         version=SCHEMA_VERSION,
@@ -140,8 +143,8 @@ def assemble(
             global_batch=decision.micro_batch * decision.micro_batches * decision.copies,
             ranks={rank for stage in stages for rank in stage.ranks},
             iteration_s=evaluation.iteration_s,
-            memory_bytes=fullest.memory.total,
-            capacity_bytes=fullest.capacity_bytes,
+            memory_bytes=step.fullest.memory.total,
+            capacity_bytes=step.fullest.capacity_bytes,
             error=predictions.measured_error,
         ),
     )
@@ -162,7 +165,9 @@ def _with_requirements(plan: Plan, *, divided: bool) -> Plan:
 def with_minor(plan: Plan) -> Plan:
     """The plan with the least minor version of the schema that says what it needs, and what its alternatives do."""
     told = {Requirement.LAYER_RECOMPUTE} if any(other.layers for other in plan.alternatives) else set[Requirement]()
-    return dataclasses.replace(plan, minor=minor_of({*plan.requires, *told}))
+    exposes = any(terms.exposed != NOTHING_EXPOSED for terms in plan.predictions.stages)
+    minor = max(minor_of({*plan.requires, *told}), EXPOSED_MINOR if exposes else 0)
+    return dataclasses.replace(plan, minor=minor)
 
 
 def _configuration_section(

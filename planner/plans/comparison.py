@@ -21,9 +21,9 @@ from planner.plans.matching import BlockMatch, Ranges, decision_words, layers_of
 from planner.plans.model import TensorSpec
 from planner.plans.records import Provenance
 from planner.plans.rules import OFF, RULES, ComparedFigure, Metric, Remark, Severity, severities
+from planner.plans.step import plan_step
 from planner.plans.types import Plan
 from planner.plans.words import module_list, module_ranges, summary
-from planner.sums import float_sum
 from planner.units import format_bytes, format_fraction, format_number, format_rate, format_seconds, plural
 
 NEARLY_FULL = 0.95
@@ -239,19 +239,9 @@ def _stage_words(old: Plan, new: Plan, i: int, j: int) -> str:
 
 
 def fullest(plan: Plan) -> tuple[float, float]:
-    """Bytes that the fullest device holds, and its capacity.
-
-    Taken from the plan's headline; in files without one, the peaks of stages that share a device are added up.
-    """
-    hosted = {plan.stages_of(rank) for rank in range(plan.world_size)} - {()}
-    needs = []
-    for stages in hosted:
-        terms = [plan.predictions.stages[stage] for stage in stages]
-        shared = float_sum(max(getattr(t.memory, what) for t in terms) for what in ("workspace_bytes", "reserve_bytes"))
-        resident = sum(t.memory.total_bytes - t.memory.workspace_bytes - t.memory.reserve_bytes for t in terms)
-        needs.append((float(resident + shared), float(min(t.capacity_bytes for t in terms))))
-    held_bytes, capacity_bytes = max(needs, key=lambda need: need[0] / need[1] if need[1] else 0.0, default=(0.0, 0.0))
-    return float(plan.headline.memory_bytes) if plan.headline else held_bytes, capacity_bytes
+    """Bytes that the fullest device holds, all its stages together, and its capacity."""
+    worker = plan_step(plan).fullest
+    return worker.memory.total, worker.capacity_bytes
 
 
 def costs_of(old: Plan, new: Plan) -> tuple[ComparedFigure, ...]:
@@ -271,7 +261,7 @@ def _figures(plan: Plan) -> dict[Metric, tuple[float, float | None]]:
         Metric.STEP_TIME: (step_s, None),
         Metric.THROUGHPUT: (samples / step_s if step_s else math.nan, None),
         Metric.PEAK_MEMORY: (held, held / capacity if capacity else None),
-        Metric.BUBBLE: (predictions.bubble_fraction, None),
+        Metric.BUBBLE: (plan_step(plan).bubble, None),
         Metric.GAP: (predictions.gap, None),
         **({Metric.PRICE: (price, None)} if price else {}),
     }

@@ -10,19 +10,18 @@ from planner.errors import PlanError, UsageError
 from planner.graph import Graph
 from planner.hardware.types import Cluster
 from planner.plans.explain_shardings import SplitReason, split_reasons
-from planner.plans.figures import Alternative, gap_to
+from planner.plans.figures import MFU_CONVENTION, Alternative, gap_to
 from planner.plans.model import Loss
+from planner.plans.readings import expert_ranks
 from planner.plans.rebuild import alternative_configuration
+from planner.plans.step import plan_step
 from planner.plans.types import Plan
 from planner.plans.validate import require_sound
 from planner.plans.words import one_or_all, short_list, words_of
 from planner.schedules import WeightPolicy
 from planner.space.configuration import Configuration
-from planner.sums import float_sum
+from planner.space.steps import StepView
 from planner.units import format_bytes, format_seconds, plural
-
-ROUNDING = 1e-7
-"""Part of an iteration that the rounding of a plan's figures explains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,8 @@ class Explanation:
 
     Attributes:
         plan: the plan.
-        time_parts: seconds of an iteration of a device of the bottleneck stage, by what they go to.
+        step: the step of each device, all its stages together.
+        time_parts: seconds of a step by what they go to, the mean over all devices; they add up to it.
         rivals: what else was priced.
         tried_gap: how far the plan may be from the best that shares operators in one of the ways that were tried, as a
             part of its time; None where that is not known.
@@ -63,6 +63,7 @@ class Explanation:
     """
 
     plan: Plan
+    step: StepView
     time_parts: Mapping[str, float]
     rivals: tuple[Rival, ...]
     tried_gap: float | None
@@ -90,9 +91,11 @@ def explain(plan: Plan, graph: Graph | None = None, cluster: Cluster | None = No
         job, device = plan.options, cluster.devices[0]
         reasons = split_reasons(plan, graph, cluster)
         advice = alignment_advice(graph, device, precision=job.precision, fused_attention=job.fused_attention)
+    step = plan_step(plan)
     return Explanation(
         plan,
-        _time_parts(plan),
+        step,
+        {str(part): seconds for part, seconds in step.seconds.items()},
         rivals=tuple(_rival(plan, alternative) for alternative in plan.alternatives),
         tried_gap=None if tried_s is None else gap_to(tried_s, plan.predictions.reached_s),
         assumptions=tuple(_assumptions(plan)),
@@ -103,28 +106,7 @@ def explain(plan: Plan, graph: Graph | None = None, cluster: Cluster | None = No
 
 def plan_shape(plan: Plan) -> str:
     """`DP 2 x TP 4 x PP 4, micro-batch 1 x 256, 1f1b, ZeRO-1`."""
-    return words_of(plan.configuration, plan.schedule.name)
-
-
-def _time_parts(plan: Plan) -> dict[str, float]:
-    """The iteration of one device of the bottleneck stage, in parts that add up to it."""
-    predictions = plan.predictions
-    stage, terms = plan.stages[predictions.bottleneck], predictions.stages[predictions.bottleneck]
-    count = plan.micro_batches.count // len(stage.replicas)
-    inside_s, _, repeated_s = plan.inside_s(stage.index)
-    parts = [
-        ("forward and backward", count * (terms.forward_s + terms.backward_s - terms.recompute_s - inside_s)),
-        ("recomputation", count * (terms.recompute_s - repeated_s)),
-        ("communication inside a group", count * (inside_s + repeated_s)),
-        ("activations and gradients in transfer", count * (terms.receive_s + terms.return_s)),
-        ("gradient synchronisation not hidden", terms.exposed_sync_s - terms.tied_sync_s),
-        ("summing gradients of tied weights", terms.tied_sync_s),
-        ("optimizer step", terms.update_s),
-    ]
-    waiting_s = predictions.iteration_s - float_sum(seconds for _, seconds in parts)
-    waiting_s = waiting_s if waiting_s > ROUNDING * predictions.iteration_s else 0.0
-    parts.append(("waiting for other stages (fill, drain, their tails)", waiting_s))
-    return {name: seconds for name, seconds in parts if seconds > 0}
+    return words_of(plan.configuration, plan.schedule.name, expert_ranks(plan))
 
 
 def _rival(plan: Plan, other: Alternative) -> Rival:
@@ -192,6 +174,8 @@ def _assumptions(plan: Plan) -> Iterator[str]:
     yield from _recomputation(plan)
     yield from _offload(plan)
     yield from _semantics(plan)
+    if plan.headline is not None and plan.headline.mfu:
+        yield MFU_CONVENTION
     yield f"every micro-batch has {plural(plan.micro_batches.size, 'sample')} of the shapes that the plan lists"
 
 

@@ -3,7 +3,9 @@
 The headline has the figures by which people compare training runs, the same wherever a plan is shown. MFU is model
 FLOPs utilisation as PaLM defines it (Chowdhery et al. 2022, appendix B): the matrix work of forward and backward of the
 model, without what is recomputed, over the time of a step and the dense peak of the devices at work in the format that
-products with weights multiply in. Attention counts in full, also under a causal mask.
+products with weights multiply in. Attention counts what its kernel executes: under a causal mask half of the scores and
+the rest of the blocks on the diagonal where the kernel leaves hidden blocks out, all of them where it does not. So do
+convolutions that are done in fewer multiplications. MFU cannot exceed 100 %.
 """
 
 from __future__ import annotations
@@ -21,10 +23,16 @@ from planner.costs.precision import Precision
 from planner.graph import DType, Graph, TensorKind
 from planner.hardware.types import Cluster
 from planner.plans.words import significant
+from planner.space.steps import NOTHING_EXPOSED, ExposedSeconds
 from planner.sums import float_sum
 from planner.units import format_number, format_seconds, short_count
 
-BUBBLE_CONVENTION = "1 - (forward + backward + update time summed over ranks) / (ranks * iteration_s)"
+MFU_CONVENTION = "MFU counts the products that kernels execute: of causal attention what the mask does not hide"
+"""How model FLOPs are counted; see the module."""
+BUBBLE_CONVENTION = "time in which ranks wait for other stages, summed over ranks / (ranks * iteration_s)"
+"""How `bubble_fraction` is defined. Exposed communication is no part of it."""
+IDLE_CONVENTION = "1 - (forward + backward + update time summed over ranks) / (ranks * iteration_s)"
+"""How files of before minor version 8 define it: exchanges and transfers between stages count as bubble."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +111,8 @@ class StagePrediction:
             `weight_grad_s`, and `unit_bytes` where a plan that splits it does not say it.
         waiting_bytes: activations and gradients of a micro-batch from the end of `I` to the end of `W`; likewise. The
             activations of `memory` are then the most of the order, not a multiple of `unit_bytes`.
+        exposed: the parts of these times in which a device communicates and computes nothing; left out where there are
+            none, and of files of before minor version 8.
     """
 
     forward_s: float
@@ -126,6 +136,7 @@ class StagePrediction:
     weight_grad_s: float | None = None
     turning_bytes: int | None = None
     waiting_bytes: int | None = None
+    exposed: ExposedSeconds = NOTHING_EXPOSED
 
     @property
     def halves_bytes(self) -> tuple[int, int] | None:
@@ -143,7 +154,7 @@ class Predictions:
         iteration_s: closed form of the time of one iteration; measured where the schedule has none.
         simulated_iteration_s: the same played out event by event; null when it was not simulated.
         samples_per_s: global batch / iteration_s.
-        bubble_fraction: share of device time in which nothing is computed.
+        bubble_fraction: share of device time in which devices wait for other stages; 0 without a pipeline.
         bubble_convention: how that share is defined.
         bottleneck: the stage that sets the pace.
         bound_s: no plan of `space` is faster when it is played out.
@@ -275,8 +286,8 @@ class Headline:
         sequence: tokens of a sample; left out of models without tokens.
         tokens_per_step: tokens of a step; left out of models without tokens.
         tokens_per_s_per_device: left out of models without tokens.
-        flops_per_sample: matrix work of forward and backward, without recomputation; left out where it is not known, as
-            of operators whose seconds were given.
+        flops_per_sample: matrix work of forward and backward that kernels execute (of masked attention what is not
+            hidden), without recomputation; left out where it is not known, as of operators whose seconds were given.
         peak_flop_per_s: dense peak of the devices at work, all together.
         flop_per_s_per_device: model FLOPs that a device does a second; left out with `flops_per_sample`.
         mfu: model FLOPs utilisation, a fraction of the peak; left out with `flops_per_sample`.
@@ -392,7 +403,7 @@ def headline_of(
     has_prices = all(device.price_per_hour for device, _ in used)
     device_sizes = [device.memory_bytes for device, _ in used if device.capacity_bytes >= capacity_bytes]
     sequence = tokens_per_sample(graph, prices)
-    flops = float(prices.forward_flops.sum() + prices.backward_flops.sum()) / prices.micro_batch
+    flops = prices.executed_total / prices.micro_batch
     bare = Headline(
         model=graph.name,
         devices={device.name: count for device, count in used},

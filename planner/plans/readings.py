@@ -5,6 +5,7 @@ numbered layers, logits and loss), and the capabilities that it needs of a backe
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from planner.graph.blocks import layer_of
 from planner.plans.model import Block
 from planner.plans.orders import WORD
 from planner.plans.records import WORK_FIELDS, ScheduleSection
-from planner.plans.shardings import ShardedBlock
+from planner.plans.shardings import ShardedBlock, Sharding
 from planner.plans.types import Plan, Requirement
 from planner.schedules import Action, ActionKind, Schedule, WeightPolicy, Work, custom_schedule, get
 from planner.schedules.held import UnitSizes
@@ -306,6 +307,21 @@ def _gathers_weights(entry: ShardedBlock) -> bool:
     """True if a pass gathers a weight that is cut on the ranks of a group."""
     weights = {place.tensor for place in entry.tensors if place.optimizer}
     return any(c.of in weights and c.phase != "step" and c.kind == "all_gather" for c in entry.collectives)
+
+
+def dealt_axes(sharding: Sharding) -> frozenset[str]:
+    """Mesh axes along which the experts of a mixture are dealt to ranks: expert, and also tensor parallel ones."""
+    held = (holding for entry in sharding.blocks for holding in entry.holdings if holding.what == "experts")
+    return frozenset(name for holding in held for name in holding.axes)
+
+
+def expert_ranks(plan: Plan) -> int:
+    """Ranks that hold different experts (EP), the most of any stage; they are data or tensor parallel ranks, too."""
+    sizes = (
+        math.prod(axis.size for axis in sharding.axes if axis.name in dealt_axes(sharding))
+        for sharding in plan.shardings
+    )
+    return max(sizes, default=1)
 
 
 def unit_sizes(plan: Plan) -> UnitSizes:

@@ -21,13 +21,14 @@ from planner.hardware.types import Cluster
 from planner.operators import OpCall
 from planner.plans.assemble import kept_blocks, stage_section
 from planner.plans.collectives import replica_groups, stage_collectives
-from planner.plans.figures import Alternative, StagePrediction, gap_to
+from planner.plans.figures import IDLE_CONVENTION, Alternative, StagePrediction, gap_to
 from planner.plans.rank_schedule import lay_out, meeting
 from planner.plans.readings import requirements, schedule_of
 from planner.plans.records import Boundary, SharedParameter, Stage
-from planner.plans.sections import bubble_fraction, micro_batches_section, shared_parameters
+from planner.plans.sections import micro_batches_section, shared_parameters
 from planner.plans.shard_sections import by_position, placed_boundary
 from planner.plans.shardings import OperatorSplit, ShardedBlock, Sharding, TensorPlace
+from planner.plans.step import plan_step
 from planner.plans.types import OF_MINOR_1, Plan, Requirement
 from planner.plans.words import significant
 from planner.schedules import WeightPolicy
@@ -402,17 +403,33 @@ def with_figures(plan: Plan, weight_buffers: int) -> Plan:
         weight_buffers: copies of the weights that its schedule keeps with the optimizer state.
     """
     predictions, stages = plan.predictions, list(zip(plan.stages, plan.predictions.stages, strict=True))
-    bubble = bubble_fraction(stages, plan.micro_batches.count, predictions.iteration_s)
     return dataclasses.replace(
         plan,
         predictions=dataclasses.replace(
             predictions,
-            bubble_fraction=significant(max(0.0, bubble)),
+            bubble_fraction=significant(_bubble(plan)),
             gap=significant(gap_to(predictions.bound_s, predictions.reached_s)),
             bottleneck=_bottleneck(plan),
             stages=tuple(_holding(plan, stage, terms, weight_buffers) for stage, terms in stages),
         ),
     )
+
+
+def _bubble(plan: Plan) -> float:
+    """The bubble by the convention that the plan states."""
+    if plan.predictions.bubble_convention == IDLE_CONVENTION:
+        return _idle_fraction(plan)
+    return plan_step(plan, plan.predictions.iteration_s).bubble
+
+
+def _idle_fraction(plan: Plan) -> float:
+    """Fraction of the working ranks' time in which they run no forward, backward or update, counted once a step."""
+    busy_s = 0.0
+    for stage, terms in zip(plan.stages, plan.predictions.stages, strict=True):
+        passes_s = (terms.forward_s + terms.backward_s) * plan.micro_batches.count
+        busy_s += (passes_s + terms.update_s * len(stage.replicas)) * stage.group_ranks
+    ranks = {rank for stage in plan.stages for rank in stage.ranks}
+    return max(0.0, 1.0 - busy_s / (len(ranks) * plan.predictions.iteration_s))
 
 
 def _bottleneck(plan: Plan) -> int:

@@ -30,9 +30,10 @@ from planner.plans.model import (
     SeparatedWeight,
     TensorSpec,
 )
-from planner.plans.records import Boundary, DeviceRun, HardwareSection, LinkLevel, MicroBatches, SharedParameter, Stage
+from planner.plans.records import Boundary, DeviceRun, HardwareSection, LinkLevel, MicroBatches, SharedParameter
 from planner.plans.words import significant, summary
 from planner.space.blocks import loss_outputs
+from planner.space.steps import ExposedSeconds, StepView, fullest_of
 from planner.space.types import Candidate, Certificate, Configuration, Evaluation, StageTerms
 
 
@@ -147,9 +148,9 @@ def predictions_section(
     decision: Configuration,
     evaluation: Evaluation,
     certificate: Certificate,
-    stages: Sequence[Stage],
     collectives: Sequence[tuple[figures.StageCollective, ...]],
     *,
+    step: StepView,
     split: bool,
     error: MeasuredError | None,
 ) -> figures.Predictions:
@@ -159,8 +160,8 @@ def predictions_section(
         decision: the configuration.
         evaluation: its times and memory.
         certificate: bound and gap.
-        stages: stages of the plan.
         collectives: by stage, what its ranks run once an iteration or in every pass.
+        step: the step of each worker.
         split: whether input and weight gradients are computed in actions of their own.
         error: how predictions of such jobs compared with measured runs.
 
@@ -171,12 +172,11 @@ def predictions_section(
     if iteration_s <= 0:
         raise ModelError("an iteration takes no time: the model has nothing to compute", hint="check the export")
     count = decision.micro_batches * decision.copies
-    bubble = bubble_fraction(zip(stages, evaluation.stages, strict=True), count, evaluation.iteration_s)
     return figures.Predictions(
         iteration_s=iteration_s,
         simulated_iteration_s=None,
         samples_per_s=significant(decision.micro_batch * count / iteration_s),
-        bubble_fraction=significant(max(0.0, bubble)),
+        bubble_fraction=significant(step.bubble),
         bubble_convention=figures.BUBBLE_CONVENTION,
         bottleneck=evaluation.bottleneck,
         bound_s=significant(certificate.bound_s),
@@ -191,25 +191,6 @@ def predictions_section(
         line_bound_s=None if certificate.line_bound_s is None else significant(certificate.line_bound_s),
         measured_error=error,
     )
-
-
-def bubble_fraction(
-    timed: Iterable[tuple[Stage, StageTerms | figures.StagePrediction]], micro_batches: int, iteration_s: float
-) -> float:
-    """Idle fraction of the working ranks' time; below 0 where stages take longer than the iteration.
-
-    Args:
-        timed: every stage and its times.
-        micro_batches: of an iteration, over all copies.
-        iteration_s: seconds of the iteration.
-    """
-    ranks: set[int] = set()
-    busy_s = 0.0
-    for stage, terms in timed:
-        ranks.update(stage.ranks)
-        passes_s = (terms.forward_s + terms.backward_s) * micro_batches
-        busy_s += (passes_s + terms.update_s * len(stage.replicas)) * stage.group_ranks
-    return 1.0 - busy_s / (len(ranks) * iteration_s)
 
 
 _SECONDS = (
@@ -234,6 +215,7 @@ def _stage_prediction(
         memory=figures.StageMemory(**sizes),
         capacity_bytes=math.floor(terms.capacity_bytes),
         collectives=collectives,
+        exposed=ExposedSeconds(*map(significant, dataclasses.astuple(terms.exposed))),
         weight_grad_s=significant(terms.weight_grad_s) if split and terms.weight_grad_s is not None else None,
         turning_bytes=math.ceil(terms.turning_bytes) if halves else None,
         waiting_bytes=math.ceil(terms.waiting_bytes) if halves else None,
@@ -252,7 +234,7 @@ def alternative_section(candidate: Candidate) -> figures.Alternative:
         label=candidate.label,
         summary=summary(decision),
         iteration_s=significant(evaluation.iteration_s) if priced else None,
-        memory_bytes=max((math.ceil(terms.memory.total) for terms in evaluation.stages), default=0),
+        memory_bytes=math.ceil(fullest_of(evaluation.workers).memory.total) if evaluation.workers else 0,
         infeasible=tuple(violation.message for violation in evaluation.violations),
         **{name: getattr(decision, name) for name in _OF_CONFIGURATION},
         starts=tuple(stage.start for stage in decision.stages),

@@ -162,6 +162,10 @@ backward, those of before 7 not which operators of the model file read a weight 
 """
 
 
+EXPOSED_MINOR = 8
+"""The minor version since which stages say what they expose, and a bubble is of pipelines alone."""
+
+
 def minor_of(needed: Collection[Requirement]) -> int:
     """The least minor version of the schema that can say these requirements."""
     return max((MINORS.get(requirement, 0) for requirement in needed), default=0)
@@ -214,7 +218,8 @@ class Plan:
         free_choice: what no framework needs to take, beside it; left out where the plan is for none.
         headline: the figures that people compare training runs by; left out in files of before.
         minor: minor version of this schema; left out at 0. From 1 on `requires` is complete: files of 0 say nothing of
-            order_routing and what follows it in the list. From 2 on stages say what they offload.
+            order_routing and what follows it in the list. From 2 on stages say what they offload,
+            from 8 on in what parts of their times devices communicate alone.
     """
 
     __pydantic_config__: ClassVar = {"extra": "forbid", "allow_inf_nan": False}

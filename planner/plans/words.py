@@ -122,10 +122,15 @@ def significant(value: float, digits: int = 9) -> float:
     return float(f"{value:.{digits}g}")
 
 
-def degree_words(configuration: Configuration) -> str:
+def degree_words(configuration: Configuration, experts: int = 1) -> str:
     """The degrees of parallelism, `DP 8 x TP 4 x PP 2`: CP and EP only where they are above 1, EP being among DP.
 
     DP counts all replicas of a stage, one number a stage where they differ; PP counts the workers of a pipeline.
+
+    Args:
+        configuration: the configuration.
+        experts: ranks that hold different experts, where tensor parallel ranks do (`planner.plans.readings`): only
+            shardings say that. EP is that, or the configuration's own if that is more.
     """
     stages = configuration.stages
     chunks = chunks_of(configuration.schedule)
@@ -140,7 +145,7 @@ def degree_words(configuration: Configuration) -> str:
         for name, values in by_stage.items()
         if name != "CP" or max(values) > 1
     ]
-    experts = max(s.expert for s in stages)
+    experts = max(experts, *(s.expert for s in stages))
     expert_words = f", EP {experts}" if experts > 1 else ""
     return " x ".join(parts) + expert_words + (f", {chunks} chunks a worker" if chunks > 1 else "")
 
@@ -153,16 +158,17 @@ def chunks_of(schedule: str) -> int:
         return 1
 
 
-def words_of(configuration: Configuration, schedule: str = "") -> str:
+def words_of(configuration: Configuration, schedule: str = "", experts: int = 1) -> str:
     """A configuration as people say it: `DP 8 x TP 1 x PP 2, micro-batch 64 x 16, ZeRO-1`.
 
     Args:
         configuration: the configuration. The number behind its micro-batch counts those of a replica in a step, or of a
             pipeline where stages have different numbers of replicas.
         schedule: name of the schedule to add; "" for none.
+        experts: ranks that hold different experts, as of `degree_words`.
     """
     stages = configuration.stages
-    text = degree_words(configuration) + (", placed stage by stage" if configuration.adjacent else "")
+    text = degree_words(configuration, experts) + (", placed stage by stage" if configuration.adjacent else "")
     micro_batches = configuration.micro_batches // (stages[0].replicas if len({s.replicas for s in stages}) == 1 else 1)
     text += f", micro-batch {configuration.micro_batch} x {micro_batches}" + (f", {schedule}" if schedule else "")
     whole = configuration.whole_stages and all(s.recompute for s in stages)

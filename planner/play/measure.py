@@ -57,8 +57,8 @@ class PlayedSchedule:
     trace: Trace
 
     @property
-    def bubble(self) -> float:
-        """Fraction of the workers' time in which they are idle."""
+    def idle(self) -> float:
+        """Fraction of the workers' time in which they compute nothing: waits, transfers and exchanges."""
         busy_s = float(self.trace.compute_s().mean()) / self.played
         return max(0.0, 1.0 - busy_s / self.iteration_s) if self.iteration_s > 0 else 0.0
 

@@ -11,6 +11,7 @@ from planner.ask.sweeps import SweepRow
 from planner.plans import Plan
 from planner.plans.explain import plan_shape
 from planner.plans.figures import GIB
+from planner.plans.step import plan_step
 from planner.prediction import Prediction
 from planner.report import svg
 from planner.report.explanation import memory_section
@@ -37,7 +38,7 @@ def prediction_report(prediction: Prediction, fixes: Sequence[Fix] = ()) -> Repo
     plan = plan_report(prediction.plan)
     sections = [*plan.sections, Section(lines=tuple(_memory(prediction)))]
     if not prediction.fits:
-        sections.append(memory_section(prediction.plan))
+        sections.append(memory_section(prediction.plan, plan_step(prediction.plan)))
     if fixes:
         sections.append(Section("What would make it fit, and its price", table=_fixes(fixes)))
     elif not prediction.fits and prediction.fullest.memory.total > prediction.fullest.capacity_bytes:
@@ -51,7 +52,9 @@ def _memory(prediction: Prediction) -> Iterator[str]:
     stages = ", ".join(map(str, worker.stages[:MOST_STAGES])) + (", ..." if len(worker.stages) > MOST_STAGES else "")
     kinds = ", ".join(f"{kind} {format_bytes(getattr(worker.memory, kind))}" for kind in KINDS)
     yield f"fullest worker (stage{'s' if len(worker.stages) > 1 else ''} {stages}): {kinds}"
-    yield f"the driver would show about {format_bytes(prediction.driver_bytes)}, caches of the allocator included"
+    shown, full = prediction.driver_bytes, prediction.driver_bytes == worker.capacity_bytes
+    caches = "which caches of the allocator fill" if full else "caches of the allocator included"
+    yield f"the driver would show about {format_bytes(shown)}, {caches}"
     total, capacity = worker.memory.total, worker.capacity_bytes
     if prediction.fits:
         yield f"fits: {format_bytes(total)} of {format_bytes(capacity)}; {_headroom(prediction)}"
@@ -94,7 +97,7 @@ def why_not_report(answer: WhyNot) -> Report:
     )
     sections = [
         Section(lines=(*verdict, *shapes)),
-        Section("Where a step goes, on a device of the slowest stage", table=_parts(answer.times, Form.SECONDS)),
+        Section("Where a step goes, as a mean over all devices", table=_parts(answer.times, Form.SECONDS)),
         Section("Memory of the fullest device", table=_parts(answer.memory, Form.BYTES)),
     ]
     return Report(str(answer.headline or answer.asked), tuple(sections))

@@ -29,22 +29,23 @@ MARK, OTHER_UPDATE = "*", "+"
 
 COLUMNS = {
     "system": Form.NAME, "semantics": Form.NAME, "iteration": Form.SECONDS, "samples/s": Form.NUMBER,
-    "peak memory": Form.FIGURE, "bubble": Form.SHARE, "sent": Form.BYTES, "versions": Form.NUMBER,
-    "staleness": Form.NUMBER, "devices": Form.FIGURE, "plan": Form.TEXT,
+    "peak memory": Form.FIGURE, "bubble": Form.SHARE, "exposed": Form.SHARE, "sent": Form.BYTES,
+    "versions": Form.NUMBER, "staleness": Form.NUMBER, "devices": Form.FIGURE, "plan": Form.TEXT,
 }  # fmt: skip
 
 MEANING = "What the columns mean"
 LEGEND = (
     "iteration: time of the global batch: the makespan where a pipeline drains, its steady pace where it does not",
     "peak memory: of the fullest device, the runtime's reserve included",
-    "bubble: share of the used devices' time in which they run no stage and no update, as in plans: waits, transfers "
-    "between stages and exchanges, but not communication inside a group",
+    "bubble: share of the used devices' time in which they wait for other stages of a pipeline, as in plans",
+    "exposed: share in which they communicate and compute nothing: transfers between stages, exchanges of gradients "
+    "and weights, communication inside a group",
     "sent: what leaves devices in an iteration; busiest port: the same through the fullest port of a level, out / in",
 )
 
 DATA = (
     "system", "semantics", "feasible", "iteration_s", "samples_per_s", "peak_memory_bytes", "capacity_bytes", "bubble",
-    "sent_bytes", "weight_versions", "staleness", "devices", "available", "plan", "reason", "alters",
+    "exposed", "sent_bytes", "weight_versions", "staleness", "devices", "available", "plan", "reason", "alters",
 )  # fmt: skip
 """Columns of the rows for tools."""
 
@@ -127,7 +128,8 @@ def _name(row: SystemRow) -> str:
 
 def _cells(row: SystemRow) -> tuple[Cell, ...]:
     memory = None if row.memory is None else f"{format_bytes(row.memory.total)} of {format_bytes(row.capacity_bytes)}"
-    pace = (row.iteration_s, row.samples_per_s, memory, row.bubble, row.sent_bytes)
+    bubble = row.bubble or None
+    pace = (row.iteration_s, row.samples_per_s, memory, bubble, row.exposed, row.sent_bytes)
     devices = f"{row.devices} of {row.available}"
     return _name(row), row.semantics.value, *pace, row.weight_versions, row.staleness, devices, row.plan
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from planner.plans import Plan
 from planner.plans.explain import Explanation, Rival, plan_shape
 from planner.plans.explain_shardings import SplitReason, SplitRival
+from planner.plans.figures import BUBBLE_CONVENTION
 from planner.plans.shardings import BlockFigures, GroupCollective, Holding, Sharding
+from planner.plans.step import chunked, shares_in_words, stages_in_words
 from planner.plans.words import module_list, module_ranges
 from planner.report.plans import LIES
 from planner.report.tables import Cell, Form, Report, Section, Table, table
+from planner.space.steps import MemoryBytes, StepView, WorkerView
 from planner.units import format_bytes, format_number, format_seconds, plural
 
 MOST_EXCHANGES = 8
@@ -30,7 +34,7 @@ def explanation_report(e: Explanation) -> Report:
         _verdict(e),
         _time(e),
         _stages(plan),
-        memory_section(plan),
+        memory_section(plan, e.step),
         *group_sections(plan, e.reasons),
         _why(e),
         _proof(e),
@@ -74,21 +78,26 @@ def _searched(plan: Plan) -> bool:
 
 
 def _time(e: Explanation) -> Section:
-    predictions = e.plan.predictions
-    stage = e.plan.stages[predictions.bottleneck]
-    subject = (
-        f"Stage {stage.index} ({module_list(stage.modules)}) sets the pace"
-        if len(e.plan.stages) > 1
-        else "There is one stage"
-    )
-    lines = (
-        f"Idle over all devices: {predictions.bubble_fraction:.1%}, as {predictions.bubble_convention}.",
-        f"{subject}; a device of it spends the iteration on:",
-    )
+    plan, step_s = e.plan, e.step.iteration_s
+    stage = plan.stages[plan.predictions.bottleneck]
+    slowest = e.step.worker_of(stage.index)
+    lines = [f"{shares_in_words(plan, e.step).capitalize()} of all devices' time."] if e.step.devices > 1 else []
     columns = {"part": Form.TEXT, "time": Form.SECONDS, "share": Form.SHARE, "": Form.BAR}
-    shares = {name: seconds / predictions.iteration_s for name, seconds in e.time_parts.items()}
-    rows = ((name, seconds, shares[name], shares[name]) for name, seconds in e.time_parts.items())
-    return Section("Where the time goes", lines, table=table(columns, rows))
+    if len(e.step.workers) > 1:
+        chunks = f", with stages {stages_in_words(slowest.stages)} on it" if len(slowest.stages) > 1 else ""
+        lines.append(
+            f"A device spends a step on the following, as a mean over all {e.step.devices}; behind it, one of stage "
+            f"{stage.index} ({module_list(stage.modules)}){chunks}, which sets the pace:"
+        )
+        columns |= {f"stage {stage.index}": Form.SECONDS, "its share": Form.SHARE}
+    else:
+        lines.append("A device spends a step on:")
+    rows: list[tuple[Cell, ...]] = []
+    for part in dict.fromkeys((*e.step.seconds, *slowest.seconds)):
+        seconds, own_s = (view.seconds.get(part, 0.0) for view in (e.step, slowest))
+        own = (own_s, own_s / step_s) if len(e.step.workers) > 1 else ()
+        rows.append((str(part), seconds, seconds / step_s, seconds / step_s, *own))
+    return Section("Where the time goes", tuple(lines), table=table(columns, rows))
 
 
 def _stages(plan: Plan) -> Section:
@@ -117,22 +126,27 @@ def _pace(plan: Plan, index: int) -> dict[str, float]:
     }
 
 
-def memory_section(plan: Plan) -> Section:
-    """Memory of a device of each stage, by kind."""
+def memory_section(plan: Plan, step: StepView) -> Section:
+    """Memory of the devices of a plan by kind, all stages of a device together."""
     kinds_of_memory = dict.fromkeys((*_SHORT_KINDS, "total"), Form.BYTES)
-    columns = {"stage": Form.NAME, **kinds_of_memory, "used": Form.SHARE, "": Form.BAR}
-    stages, headroom = plan.predictions.stages, plan.hardware.headroom
-    rows = []
-    for index, terms in enumerate(stages):
-        total_bytes = terms.memory.total_bytes
-        used = total_bytes / terms.capacity_bytes if terms.capacity_bytes else None
-        sizes = (*terms.memory.by_kind().values(), total_bytes)
-        rows.append((str(index), *sizes, used, "" if used is None else used))
-    capacity = {terms.capacity_bytes for terms in stages}
-    kinds = ", ".join(stages[0].memory.by_kind())
+    columns = {"stages" if chunked(step) else "stage": Form.NAME, **kinds_of_memory, "used": Form.SHARE, "": Form.BAR}
+    rows: list[tuple[Cell, ...]] = []
+    for stages, worker in _by_stages(step):
+        total_bytes = worker.memory.total
+        used = total_bytes / worker.capacity_bytes if worker.capacity_bytes else None
+        sizes = (*(round(size) for size in dataclasses.astuple(worker.memory)), round(total_bytes))
+        rows.append((stages_in_words(stages), *sizes, used, "" if used is None else used))
+    capacity = {worker.capacity_bytes for worker in step.workers}
+    kinds = ", ".join(field.name for field in dataclasses.fields(MemoryBytes))
+    headroom = plan.hardware.headroom
     free = f" to fill, a headroom of {headroom:.1%} left free" if headroom else ""
     line = f"A device has {' or '.join(format_bytes(c) for c in sorted(capacity))}{free}. Kinds: {kinds}."
     return Section("Memory of a device", (line,), table=table(columns, rows))
+
+
+def _by_stages(step: StepView) -> list[tuple[tuple[int, ...], WorkerView]]:
+    """The workers, those that hold the same stages once, in the order of their stages."""
+    return sorted({worker.stages: worker for worker in reversed(step.workers)}.items())
 
 
 def _why(e: Explanation) -> Section:
@@ -360,8 +374,7 @@ def _signed(text: Callable[[float], str], amount: float) -> str:
 
 
 _PREDICTED = (
-    "iteration_s", "simulated_iteration_s", "measured_error", "samples_per_s", "bubble_fraction", "bubble_convention",
-    "bottleneck",
+    "iteration_s", "simulated_iteration_s", "measured_error", "samples_per_s", "bottleneck",
 )  # fmt: skip
 _PROVEN = ("bound_s", "gap", "proven_optimal")
 """Fields of the plan's predictions that the document has, too."""
@@ -377,7 +390,11 @@ def explanation_document(e: Explanation) -> dict[str, Any]:
         "devices": _devices(plan),
         "shape": plan_shape(plan),
         **_fields(predictions, *_PREDICTED),
-        "shares": [{"name": n, "seconds": s, "fraction": s / predictions.iteration_s} for n, s in shares],
+        "bubble_fraction": e.step.bubble,
+        "bubble_convention": BUBBLE_CONVENTION,
+        "exposed_fraction": e.step.exposed,
+        "shares": [{"name": n, "seconds": s, "fraction": s / e.step.iteration_s} for n, s in shares],
+        "workers": [_worker_document(e.step, worker) for worker in e.step.workers],
         "stages": [_stage_document(plan, stage.index) for stage in plan.stages],
         "rivals": e.rivals,
         **_fields(predictions, *_PROVEN),
@@ -403,13 +420,18 @@ def _fields(value: object, *names: str) -> dict[str, Any]:
 
 
 def _stage_document(plan: Plan, index: int) -> Mapping[str, Any]:
-    stage, terms = plan.stages[index], plan.predictions.stages[index]
+    return {**_fields(plan.stages[index], "index", "modules"), **_pace(plan, index)}
+
+
+def _worker_document(step: StepView, worker: WorkerView) -> Mapping[str, Any]:
+    """A device with all its stages: its step by part, its memory by kind."""
+    parts = worker.seconds.items()
     return {
-        **_fields(stage, "index", "modules"),
-        **_pace(plan, index),
-        "memory": list(terms.memory.by_kind().items()),
-        "memory_bytes": terms.memory.total_bytes,
-        "capacity_bytes": terms.capacity_bytes,
+        **_fields(worker, "stages", "devices"),
+        "shares": [{"name": str(n), "seconds": s, "fraction": s / step.iteration_s} for n, s in parts],
+        "memory": [(kind, round(size)) for kind, size in dataclasses.asdict(worker.memory).items()],
+        "memory_bytes": round(worker.memory.total),
+        "capacity_bytes": round(worker.capacity_bytes),
     }
 
 

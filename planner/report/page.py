@@ -57,9 +57,9 @@ def plan_page(plan: Plan, graph: Graph | None = None, cluster: Cluster | None = 
         page_charts.model_chart(plan),
         page_charts.timeline_chart(timeline, grouped, parts, focus),
         page_charts.memory_chart(timeline, lanes, focus),
-        page_charts.time_chart(timeline, grouped, parts),
-        page_charts.kinds_chart(plan, lanes),
-        page_charts.alternatives_chart(plan, explanation.rivals),
+        page_charts.time_chart(explanation.step),
+        page_charts.kinds_chart(explanation.step),
+        page_charts.alternatives_chart(plan, explanation.rivals, explanation.step),
     ]
     if pricer is not None:
         ranks = max(stage.group_ranks for stage in plan.stages)

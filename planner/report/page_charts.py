@@ -27,6 +27,7 @@ from planner.schedules.program import KINDS
 from planner.simulate import rank_ranges
 from planner.simulate.segments import ACTIVITIES, WORK, Activity, Row, Segments, lanes_label
 from planner.simulate.timeline import Lane, Timeline
+from planner.space.steps import Part, StepView, WorkerView
 from planner.sums import float_sum
 from planner.units import format_bytes, format_number, format_seconds, plural
 
@@ -140,11 +141,10 @@ def model_chart(plan: Plan) -> Chart:
     return Chart("model", "The model", caption, sized({"layer": layers}, height * len(filled)))
 
 
-def alternatives_chart(plan: Plan, rivals: Sequence[Rival]) -> Chart:
+def alternatives_chart(plan: Plan, rivals: Sequence[Rival], step: StepView) -> Chart:
     """Step time against memory of the plan and its alternatives."""
     predictions = plan.predictions
-    plan_bytes = plan.headline.memory_bytes if plan.headline else max(s.memory.total_bytes for s in predictions.stages)
-    rows = [_priced("this plan", "this plan", predictions.reached_s, plan_bytes)]
+    rows = [_priced("this plan", "this plan", predictions.reached_s, round(step.fullest.memory.total))]
     for rival, other in zip(rivals, plan.alternatives, strict=True):
         if rival.iteration_s is not None:
             kind = "cannot run" if rival.infeasible else "other plans"
@@ -223,14 +223,10 @@ def roofline_chart(graph: Graph, prices: Profile, device: Device, ranks: int) ->
     ]
     split = f", of which each of {ranks} ranks does a part" if ranks > 1 else ""
     heights = ", ".join(f"{format_number(peak / 1e12)} Tflop/s in {form}" for form, peak in peaks.items())
-    top = max(peaks.values(), default=math.inf)
-    above = any(row["rate"] > min(top, row["intensity"] * byte_per_s) for row in rows)
     caption = (
         f"The costliest operators' forward{split}, larger where more of the time goes; those shown have "
         f"products of matrices and take {float_sum(row['share'] for row in rows):.0%} of it. The roofs: "
         f"{byte_per_s / 1e12:.3g} TB/s, {heights}."
-        + " Masked attention counts in full, and may lie above a roof."
-        * above
     )
     return Chart("roofline", "Roofline", caption, sized({"data": {"values": rows}, "layer": layers}, 260), half=True)
 
@@ -238,7 +234,7 @@ def roofline_chart(graph: Graph, prices: Profile, device: Device, ranks: int) ->
 def _operators(graph: Graph, prices: Profile, ranks: int) -> Iterator[Spec]:
     """Operators with matrix products on one of the ranks; operators with equal figures share a row."""
     forward_s, backward_s = prices.at(1 / ranks)
-    operator_s = forward_s + backward_s
+    operator_s, executed_flops = forward_s + backward_s, prices.executed_flops()[0]
     groups: dict[tuple[object, ...], list[int]] = {}
     for i, node in enumerate(graph.nodes):
         if prices.forward_flops[i] > 0 and prices.moved_bytes[i] > 0 and forward_s[i] > 0:
@@ -246,9 +242,9 @@ def _operators(graph: Graph, prices: Profile, ranks: int) -> Iterator[Spec]:
             groups.setdefault((_short_name(node.module) or node.op, node.op, *figures), []).append(i)
     for (name, operator, *_), members in groups.items():
         first, module = members[0], graph.nodes[members[0]].module
-        rate = float(prices.forward_flops[first] / ranks / forward_s[first])
+        rate = float(executed_flops[first] / ranks / forward_s[first])
         share = float(operator_s[members].sum() / operator_s.sum())
-        intensity = float(prices.forward_flops[first] / prices.moved_bytes[first])
+        intensity = float(executed_flops[first] / prices.moved_bytes[first])
         texts = {
             "part": f"{share:.1%}",
             "does": f"{rate / 1e12:.4g} Tflop/s",
@@ -288,9 +284,27 @@ CELLS = 400
 """Cells of a timeline row and of a memory curve that are drawn coarser."""
 IDLE = "#9aa3b044"
 KINDS_OF_MEMORY = {
-    "weights": "#4477aa", "gradients": "#66ccee", "optimizer": "#aa3377", "reserve": "#999999",
-    "activations and work space": "#228833",
+    "weights": "#4477aa", "gradients": "#66ccee", "optimizer": "#aa3377", "activations": "#228833",
+    "workspace": "#ccbb44", "reserve": "#999999",
 }  # fmt: skip
+PART_COLOURS = {
+    str(part).partition(" (")[0].removesuffix(", not hidden").removesuffix(" not hidden"): colour
+    for part, colour in {
+        Part.FORWARD: COLOURS[Activity.FORWARD],
+        Part.BACKWARD: COLOURS[Activity.BACKWARD],
+        Part.RECOMPUTE: COLOURS[Activity.RECOMPUTE],
+        Part.UPDATE: COLOURS[Activity.UPDATE],
+        Part.GROUP: COLOURS[Activity.INSIDE],
+        Part.GROUP_SUM: "#332288",
+        Part.TRANSFER: COLOURS[Activity.COMMUNICATION],
+        Part.PASS_EXCHANGE: "#882255",
+        Part.HOST: "#999933",
+        Part.SYNC: COLOURS[Activity.SYNC],
+        Part.TIED: "#aa4499",
+        Part.WAITING: IDLE,
+    }.items()
+}
+"""Colours by short names of the parts of a step, in their order; those of the timeline where it shows them."""
 
 
 def timeline_chart(timeline: Timeline, grouped: Sequence[Row], parts: Segments, focus: tuple[float, float]) -> Chart:
@@ -380,44 +394,35 @@ def memory_chart(timeline: Timeline, lanes: Sequence[Lane], focus: tuple[float, 
     return Chart("memory", "Memory over time", caption, sized(spec, 190), zoom=True)
 
 
-def time_chart(timeline: Timeline, grouped: Sequence[Row], parts: Segments) -> Chart:
-    """Time of a step by worker and activity."""
-    rows = {row_label(row[0].stages): seconds_by_activity(timeline, row[0], parts) for row in grouped}
-    caption = f"A step of a device, in parts: they add up to {format_seconds(timeline.step_s)}."
-    spec = _bars(rows, {str(activity): colour for activity, colour in {**COLOURS, Activity.IDLE: IDLE}.items()}, "s")
-    return Chart("time", "Where the time goes", caption, spec, half=True)
-
-
-def seconds_by_activity(timeline: Timeline, lane: Lane, parts: Segments) -> dict[str, float]:
-    """Seconds of a step that a worker spends on each activity; of paired actions only the first counts."""
-    program, mine = timeline.trace.program, parts.of(lane.worker)
-    lasts = np.where(program.paired[mine.action], 0.0, mine.end_s - mine.begin_s)
-    share = timeline.iterations * (2 if program.work.shared else 1)
-    sums = np.bincount(mine.activity, lasts, len(ACTIVITIES)) / share
-    seconds_of = {
-        str(activity): float(seconds) for activity, seconds in zip(ACTIVITIES, sums, strict=True) if seconds > 0
+def time_chart(step: StepView) -> Chart:
+    """Time of a step of each device by part, all its stages together."""
+    rows = {
+        _device_label(step, worker): dict(zip(PART_COLOURS, map(worker.sum_of, Part), strict=True))
+        for worker in step.workers
     }
-    return {**seconds_of, Activity.IDLE: max(0.0, timeline.step_s - float_sum(seconds_of.values()))}
+    caption = f"A step of a device, in parts: they add up to {format_seconds(step.iteration_s)}."
+    return Chart("time", "Where the time goes", caption, _bars(rows, PART_COLOURS, "s"), half=True)
 
 
-def kinds_chart(plan: Plan, lanes: Sequence[Lane]) -> Chart:
-    """Peak memory of the fullest device of each stage, by kind."""
-    rows = {row_label(lane.stages): dict(zip(KINDS_OF_MEMORY, _held(plan, lane), strict=True)) for lane in lanes}
+def kinds_chart(step: StepView) -> Chart:
+    """Memory of each device by kind, all its stages together."""
+    rows = {
+        _device_label(step, worker): {kind: getattr(worker.memory, kind) / GIB for kind in KINDS_OF_MEMORY}
+        for worker in step.workers
+    }
     spec = _bars(rows, KINDS_OF_MEMORY, "GiB")
-    capacities = [{"row": row_label(lane.stages), "capacity": lane.capacity_bytes / GIB} for lane in lanes]
+    capacities = [{"row": _device_label(step, w), "capacity": w.capacity_bytes / GIB} for w in step.workers]
     ticks = {"y": spec["layer"][0]["encoding"]["y"], "x": number("capacity", title="GiB")}
     spec["layer"].append(layer("tick", ticks, rows=capacities, color=LIMIT, thickness=2))
     caption = "The fullest device of each stage at its highest; the red line is what a plan may fill."
     return Chart("kinds", "What fills memory", caption, spec, half=True)
 
 
-def _held(plan: Plan, lane: Lane) -> tuple[float, ...]:
-    """GiB by kind; weights are the rest of what is held at the start, activations what is added at the peak."""
-    stage_memory = [plan.predictions.stages[stage].memory for stage in lane.stages]
-    gradients, optimizer = sum(m.gradients_bytes for m in stage_memory), sum(m.optimizer_bytes for m in stage_memory)
-    reserve, start = max(m.reserve_bytes for m in stage_memory), float(lane.memory.held_bytes[0])
-    weights, activations = start - gradients - optimizer - reserve, lane.memory.peak_bytes - start
-    return tuple(size / GIB for size in (weights, gradients, optimizer, reserve, activations))
+def _device_label(step: StepView, worker: WorkerView) -> str:
+    """Label of a device's row; of several with the same stages and other work, with their number."""
+    alike = [other for other in step.workers if other.stages == worker.stages]
+    number = f" #{alike.index(worker) + 1}" if len(alike) > 1 else ""
+    return row_label(worker.stages) + number
 
 
 def _stretches(timeline: Timeline, row: int, mine: Segments, span: tuple[float, float]) -> Iterable[str]:

@@ -9,17 +9,22 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from planner.graph import NO_RULE, Note
+from planner.operators.modules import MODULE_KINDS
 from planner.partitions.options import FLAGS
 from planner.partitions.plan_file import ChoiceRun, ObjectiveSection, Part, PartitionPlan, Scalar, in_words
 from planner.plans import Plan, has_closed_form
 from planner.plans.diff import Change
-from planner.plans.figures import StagePrediction, gap_to
+from planner.plans.figures import MFU_CONVENTION, StagePrediction, gap_to
+from planner.plans.readings import expert_ranks
 from planner.plans.rebuild import alternative_configuration
 from planner.plans.records import Stage
 from planner.plans.shardings import Sharding
+from planner.plans.step import chunked, plan_step, shares_in_words, stages_in_words
 from planner.plans.words import degree_words, stage_keeping, why_not, words_of
 from planner.report.tables import Cell, Form, Report, Section, Table, table
 from planner.simulate import rank_ranges
+from planner.space import steps
+from planner.space.configuration import LAYER_INPUT
 from planner.units import format_bytes, format_number, format_rate, format_seconds, plural, short_count
 
 LIES = {
@@ -53,9 +58,13 @@ def plan_report(plan: Plan, *, batch_given: bool = True, remark: str = "") -> Re
     )
     about = () if plan.headline is None else (title,)
     doubts = [_warning(note) for note in plan.notes if note.code == NO_RULE]
-    facts = (text for lines in (_origin, _sharing, _times, _runs_on, _headroom) for text in lines(plan))
+    step = plan_step(plan)
+    counted = [MFU_CONVENTION] if plan.headline is not None and plan.headline.sequence and plan.headline.mfu else []
+    told = (_origin(plan), _sharing(plan), _times(plan, step), counted, _runs_on(plan), _headroom(plan))
+    facts = (text for lines in told for text in lines)
     sections = [Section(lines=(*about, *doubts, _shape(plan, batch_given), *facts))]
-    sections += _stages(plan)
+    sections += _stages(plan, chunks=chunked(step))
+    sections += [_devices(step)] if chunked(step) else []
     if plan.alternatives:
         sections.append(Section(table=_alternatives(plan)))
     sections.append(Section(lines=tuple(_remarks(plan))))
@@ -82,8 +91,14 @@ def _runs_on(plan: Plan) -> Iterator[str]:
 
 
 def _short(needs: tuple[str, ...]) -> str:
-    """Needs of a plan without their details in parentheses."""
-    return ", ".join(need.partition(" (")[0] for need in needs) or "taken as it is, too"
+    """Needs of a plan without their details in parentheses, but for modules: a framework may do the same for others."""
+    words = (need if _names_modules(need) else need.partition(" (")[0] for need in needs)
+    return ", ".join(words) or "taken as it is, too"
+
+
+def _names_modules(need: str) -> bool:
+    """True if the details of a need are kinds of modules."""
+    return {*need.partition(" (")[2].removesuffix(")").split(", ")} <= {*MODULE_KINDS, LAYER_INPUT}
 
 
 def _listed(names: tuple[str, ...]) -> str:
@@ -103,7 +118,7 @@ def _shape(plan: Plan, batch_given: bool) -> str:
     assumed = "" if batch_given else " (assumed: none was given)"
     return (
         f"global batch {batch.global_batch}{assumed} = {batch.count} micro-batch{'es' if batch.count > 1 else ''} of "
-        f"{batch.size}; {degree_words(plan.configuration)}; schedule {plan.schedule.name}"
+        f"{batch.size}; {degree_words(plan.configuration, expert_ranks(plan))}; schedule {plan.schedule.name}"
         + (f"; exchange {plan.exchange.scheme}" if plan.exchange else "")
     )
 
@@ -133,12 +148,12 @@ def _shared(sharding: Sharding) -> str:
     )
 
 
-def _times(plan: Plan) -> list[str]:
+def _times(plan: Plan, step: steps.StepView) -> list[str]:
     """Iteration time, its measured error, and what is proven."""
     predictions = plan.predictions
     seconds = predictions.simulated_iteration_s or predictions.iteration_s
     rate = format_number(plan.micro_batches.global_batch / seconds)
-    pace = f"{rate} samples/s, bubble {predictions.bubble_fraction:.1%}"
+    pace = ", ".join(filter(None, (f"{rate} samples/s", shares_in_words(plan, step))))
     lines = [f"{format_seconds(seconds)} an iteration (simulated), {pace}"]
     if predictions.measured_error is not None:
         lines.append(predictions.measured_error.in_words(seconds))
@@ -163,24 +178,53 @@ def _times(plan: Plan) -> list[str]:
     return lines
 
 
-def _stages(plan: Plan) -> list[Section]:
-    """The table of stages, and notes on its times."""
+def _stages(plan: Plan, *, chunks: bool) -> list[Section]:
+    """The table of stages, and notes on its times; without memory where a device holds several of them."""
     groups, several = bool(plan.shardings), len(plan.stages) > 1
     figures = ["forward", "backward", *(["inside"] if groups else []), "transfer", "sync"]
     width = {"TP" if _tensor_alone(plan) else "group": Form.NUMBER} if groups else {}
     columns = {
         "stage": Form.NAME, "modules": Form.TEXT, "ranks": Form.NAME, **width,
-        **dict.fromkeys(figures, Form.SECONDS), "memory": Form.BYTES, "of": Form.BYTES, "options": Form.NAME,
+        **dict.fromkeys(figures, Form.SECONDS), **({} if chunks else dict.fromkeys(("memory", "of"), Form.BYTES)),
+        "options": Form.NAME,
     }  # fmt: skip
-    rows = [_stage(plan, *of) for of in zip(plan.stages[:MOST_STAGES], plan.predictions.stages, strict=False)]
+    rows = [
+        _stage(plan, *of, chunks=chunks) for of in zip(plan.stages[:MOST_STAGES], plan.predictions.stages, strict=False)
+    ]
     notes = [plural(len(plan.stages) - MOST_STAGES, "more stage")] if len(plan.stages) > MOST_STAGES else []
     inside = "; inside, communication among the ranks of a group, is part of forward and backward" if groups else ""
     notes.append(f"times of a step, all micro-batches of a replica{inside}{'; < sets the pace' if several else ''}")
-    shown = Section(table=table(columns, rows))
-    return [shown, Section(lines=tuple(notes))]
+    return [Section(table=table(columns, rows)), Section(lines=tuple(notes))]
 
 
-def _stage(plan: Plan, stage: Stage, figures: StagePrediction) -> tuple[Cell, ...]:
+def _devices(step: steps.StepView) -> Section:
+    """The table of devices that hold several stages: a step in parts, and memory."""
+    times = ("forward", "backward", "update", "exposed", "waiting")
+    columns = {
+        "device of stages": Form.NAME, "devices": Form.NUMBER, **dict.fromkeys(times, Form.SECONDS),
+        "memory": Form.BYTES, "of": Form.BYTES,
+    }  # fmt: skip
+    rows: list[tuple[Cell, ...]] = []
+    for worker in step.workers[:MOST_STAGES]:
+        sums = (worker.sum_of(*parts) for parts in _PARTS)
+        memory = (round(worker.memory.total), round(worker.capacity_bytes))
+        rows.append((stages_in_words(worker.stages), worker.devices, *sums, *memory))
+    more = (plural(len(step.workers) - MOST_STAGES, "more device"),) if len(step.workers) > MOST_STAGES else ()
+    note = "a step of a device, all its stages together; exposed, it communicates and computes nothing"
+    return Section(lines=(*more, note), table=table(columns, rows))
+
+
+_PARTS = (
+    (steps.Part.FORWARD,),
+    (steps.Part.BACKWARD, steps.Part.RECOMPUTE),
+    (steps.Part.UPDATE,),
+    steps.COMMUNICATION,
+    (steps.Part.WAITING,),
+)
+"""Parts of a step in the columns of the table of devices."""
+
+
+def _stage(plan: Plan, stage: Stage, figures: StagePrediction, *, chunks: bool) -> tuple[Cell, ...]:
     over = f" over {stage.shard_over}" if stage.shard_over else ""
     options = [*stage_keeping(plan.configuration.stages[stage.index]), *[f"ZeRO-{stage.zero}{over}"] * (stage.zero > 0)]
     pace = " <" if stage.index == plan.predictions.bottleneck and len(plan.stages) > 1 else ""
@@ -190,8 +234,9 @@ def _stage(plan: Plan, stage: Stage, figures: StagePrediction) -> tuple[Cell, ..
     pass_times = (figures.forward_s, figures.backward_s, figures.receive_s + figures.return_s)
     forward_s, backward_s, transfer_s = (count * seconds for seconds in pass_times)
     times = (forward_s, backward_s, *inside_s, transfer_s)
-    memory = (figures.exposed_sync_s, figures.memory.total_bytes, figures.capacity_bytes, ", ".join(options))
-    return f"{stage.index}{pace}", ", ".join(stage.modules), ranks, *width, *times, *memory
+    memory = () if chunks else (figures.memory.total_bytes, figures.capacity_bytes)
+    rest = (figures.exposed_sync_s, *memory, ", ".join(options))
+    return f"{stage.index}{pace}", ", ".join(stage.modules), ranks, *width, *times, *rest
 
 
 def _inside_s(plan: Plan, stage: Stage) -> float:

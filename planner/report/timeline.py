@@ -83,8 +83,15 @@ def _pace(timeline: Timeline) -> list[str]:
     return [
         *lines,
         f"step {format_seconds(timeline.step_s, 4)}   {format_number(timeline.samples_per_s)} samples/s   "
-        f"bubble {format_fraction(timeline.bubble_fraction)} of device time",
+        f"{_waits(timeline)}",
     ]
+
+
+def _waits(timeline: Timeline) -> str:
+    """The bubble of a pipeline; of one stage, that there is none."""
+    if timeline.trace.program.stages > 1:
+        return f"bubble {format_fraction(timeline.bubble_fraction)} of device time"
+    return "one stage"
 
 
 def _lanes(timeline: Timeline) -> Table:
@@ -299,7 +306,7 @@ def _header(timeline: Timeline, parts: Segments) -> list[str]:
     copies = f", {timeline.copies} copies (one shown)" if timeline.copies > 1 else ""
     facts = (
         f"step {format_seconds(timeline.step_s)}, {timeline.samples_per_s:.4g} samples/s, "
-        f"bubble {format_fraction(timeline.bubble_fraction)} of device time, {timeline.transfers} transfers"
+        f"{_waits(timeline)}, {timeline.transfers} transfers"
     )
     lines = [svg.text(16, 24, title + copies, "title strong"), svg.text(16, 42, facts, "quiet")]
     x = 16.0

@@ -13,7 +13,7 @@ import torch
 
 from planner.errors import UsageError
 from planner.plans import Plan
-from planner.plans.readings import unit_sizes
+from planner.plans.step import plan_step
 from planner.play import weight_part_s
 from planner.runtime.data import Data, data_by_name, loss_by_name
 from planner.runtime.device import DeviceChoice, TrainingDevice, choose
@@ -24,7 +24,6 @@ from planner.runtime.requirements import require_executable
 from planner.runtime.sequence_cuts import SequenceCuts
 from planner.runtime.stages import stage_program
 from planner.runtime.trainer import Trainer, model_of
-from planner.schedules.held import own_bytes
 from planner.sums import float_sum
 
 TOLERANCE = 1e-7
@@ -245,14 +244,8 @@ def _train(training: _Training, rank: int, link: Link) -> dict[str, Any]:
 def held_bytes(plan: Plan, rank: int) -> int:
     """Predicted memory of a rank, without what the device's runtime reserves: of several stages, the weights of all,
     the activations that its order keeps at a time, and the largest workspace."""
-    said = [plan.predictions.stages[stage] for stage in plan.stages_of(rank)]
-    memory, lanes = [terms.memory for terms in said], plan.lanes(rank)
-    if len(said) == 1 or len(lanes) > 1:
-        return sum(m.total_bytes - m.reserve_bytes for m in memory)
-    resident_bytes = sum(m.weights_bytes + m.gradients_bytes + m.optimizer_bytes for m in memory)
-    over = (0 if t.halves_bytes else t.memory.activations_bytes - t.in_flight * t.unit_bytes for t in said)
-    activation_bytes, _ = own_bytes(lanes[0], unit_sizes(plan))
-    return resident_bytes + round(activation_bytes) + max(over) + max(m.workspace_bytes for m in memory)
+    stages = plan.stages_of(rank)
+    return next((round(w.memory.total - w.memory.reserve) for w in plan_step(plan).workers if w.stages == stages), 0)
 
 
 def fullest_rank(plan: Plan) -> int:

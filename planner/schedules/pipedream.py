@@ -251,6 +251,10 @@ class HetPipe(ContinuousSchedule):
         """One exchange per wave of each virtual worker."""
         return (pipeline.micro_batches // pipeline.replicas[0] // self.wave(pipeline),) * pipeline.stages
 
+    def updates(self, pipeline: Pipeline) -> tuple[int, ...]:
+        """One per micro-batch, of the virtual worker's own weights."""
+        return (pipeline.micro_batches // pipeline.replicas[0],) * pipeline.stages
+
     def chain_s(self, pipeline: Pipeline, times: PassSeconds) -> float:
         """Work of the busiest worker in an iteration; the exchange of waves overlaps with it."""
         return Schedule.chain_s(self, pipeline, replace(times, tail=[0.0] * pipeline.stages))

@@ -306,6 +306,10 @@ class Schedule(Protocol):
         """For each stage, number of gradient exchanges in an iteration."""
         return (1,) * pipeline.stages
 
+    def updates(self, pipeline: Pipeline) -> tuple[int, ...]:
+        """For each stage, number of optimizer steps in an iteration: by default one after each exchange."""
+        return self.exchanges(pipeline)
+
     def optimizer_scaling(self, batch: int, micro_batch: int) -> OptimizerScaling | None:
         """Momentum and learning rate adapted to updates smaller than the batch; None if they stay as they are.
 

@@ -34,6 +34,7 @@ class InnerPoint:
         backward_s: seconds of the backward pass without recomputation, communication included.
         step_s: seconds of communication of an update.
         communication_s: seconds of communication in forward and backward.
+        forward_communication_s: those in forward.
         sent_bytes: bytes that a rank sends, forward and backward.
         parameter_elements: elements of trained weight tensors that a rank holds.
         saved_bytes: bytes that a rank keeps for backward.
@@ -52,6 +53,7 @@ class InnerPoint:
     backward_s: float
     step_s: float
     communication_s: float
+    forward_communication_s: float
     sent_bytes: float
     parameter_elements: float
     saved_bytes: float
@@ -232,6 +234,7 @@ def point(block: BlockProblem, boundary: Boundaries, decision: Mapping[str, Choi
         backward_s=verdict.backward_s,
         step_s=verdict.step_s * setting.micro_batches,
         communication_s=verdict.exchange_s + moves_s,
+        forward_communication_s=verdict.forward_communication_s,
         sent_bytes=verdict.sent_bytes - step_bytes,
         parameter_elements=float_sum(part * graph.tensors[name].elements for name, part in weights),
         saved_bytes=float_sum(size for _, size in saved),

@@ -62,6 +62,7 @@ class Verdict:
         forward_s: seconds of the forward pass, work and communication.
         backward_s: seconds of the backward pass.
         step_s: seconds of communication of an update, the fraction that a micro-batch has.
+        forward_communication_s: the part of `forward_s` that is communication.
         sent_bytes: bytes that a rank sends in all of them.
         weight_bytes: weights, gradients and optimizer state that a rank holds.
         activation_bytes: bytes that a rank keeps for backward, a micro-batch.
@@ -75,6 +76,7 @@ class Verdict:
     forward_s: float = 0.0
     backward_s: float = 0.0
     step_s: float = 0.0
+    forward_communication_s: float = 0.0
     sent_bytes: float = 0.0
     weight_bytes: float = 0.0
     activation_bytes: float = 0.0
@@ -107,9 +109,10 @@ class _Judge:
         return Verdict(**self.figures, violations=self.violations, communication=self.communication)
 
     def add_seconds(self, phase: str, figure: str, seconds: float) -> None:
-        """Add seconds to a figure and to a phase: "forward", "backward" or "step"."""
+        """Add seconds of communication to a figure and to a phase: "forward", "backward" or "step"."""
         self.figures[figure] += seconds
         self.figures[f"{phase}_s"] += seconds
+        self.figures["forward_communication_s"] += seconds if phase == "forward" else 0.0
 
     def rest(self, name: str) -> TensorChoice | WeightChoice | None:
         """Resting layouts of a tensor; None for inputs and constants, which have any layout."""

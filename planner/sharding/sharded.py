@@ -43,6 +43,7 @@ class ShardedCosts:
         backward_s: [n] seconds of backward without recomputation.
         step_s: [n] seconds of communication inside the fat device once an update.
         communication_s: [n] seconds of communication in `forward_s + backward_s`.
+        forward_communication_s: [n] those in `forward_s`.
         sent_bytes: [n] bytes sent inside the fat device, forward and backward.
         parameter_elements: [n] trainable elements; a parameter counts in every block that uses it.
         whole_on: by parameter, the mesh axes that deal out samples or steps and on which it is replicated.
@@ -60,6 +61,7 @@ class ShardedCosts:
     backward_s: np.ndarray
     step_s: np.ndarray
     communication_s: np.ndarray
+    forward_communication_s: np.ndarray
     sent_bytes: np.ndarray
     parameter_elements: np.ndarray
     whole_on: Mapping[str, tuple[int, ...]]
@@ -153,8 +155,8 @@ def _picked(
 
 
 _OF_POINTS = (
-    "forward_s", "backward_s", "step_s", "communication_s", "sent_bytes", "saved_bytes", "waiting_bytes",
-    "checkpoint_bytes", "workspace_bytes",
+    "forward_s", "backward_s", "step_s", "communication_s", "forward_communication_s", "sent_bytes", "saved_bytes",
+    "waiting_bytes", "checkpoint_bytes", "workspace_bytes",
 )  # fmt: skip
 """Figures of `InnerPoint` that `ShardedCosts` has by block."""
 

@@ -14,6 +14,7 @@ from planner.memory import fits
 from planner.plans.figures import BUBBLE_CONVENTION
 from planner.plans.files import plain
 from planner.plans.readings import counterparts, has_closed_form, leaders, malformed, schedule_of, words_in, work_of
+from planner.plans.step import exposed_seconds
 from planner.plans.types import Plan
 from planner.plans.validate import require_sound
 from planner.play import Conditions, Cost, StageTimes, Trace, Transfers, run, weight_part_s
@@ -23,6 +24,7 @@ from planner.schedules import ActionKind, Pipeline
 from planner.schedules.compiling import compile_orders
 from planner.schedules.program import KINDS, Code
 from planner.simulate.comparison import TimeComparison, compare, measured
+from planner.sums import float_sum
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -134,7 +136,7 @@ def simulate(plan: Plan, *, transfers: Transfers | str | None = None) -> Timelin
         raise PlanError(f"rank {ranks[idle[0]]} has no actions", where="schedule", hint="plan again")
     step_s = _step_s(plan, played)
     micro_batches = plan.micro_batches.count // copies
-    busy = float(np.sum(trace.compute_s())) / iterations
+    lanes = _lanes(plan, ranks, copies, trace, iterations, step_s)
     return Timeline(
         name=plan.model.name,
         schedule=plan.schedule.name,
@@ -143,9 +145,9 @@ def simulate(plan: Plan, *, transfers: Transfers | str | None = None) -> Timelin
         micro_batches=micro_batches,
         step_s=step_s,
         samples_per_s=plan.micro_batches.global_batch / step_s if step_s > 0 else 0.0,
-        bubble_fraction=1.0 - busy / (trace.program.workers * step_s) if step_s > 0 else 0.0,
+        bubble_fraction=_bubble(lanes, step_s) if len(plan.stages) > 1 else 0.0,
         bubble_convention=BUBBLE_CONVENTION,
-        lanes=_lanes(plan, ranks, copies, trace, iterations, step_s),
+        lanes=lanes,
         recompute_s=_recompute_s(plan),
         inside_s=_inside_s(plan),
         comparison=_compared(plan, copies, trace, times, transfers, step_s),
@@ -153,6 +155,11 @@ def simulate(plan: Plan, *, transfers: Transfers | str | None = None) -> Timelin
         cost=Cost.PERIOD if plan.schedule.continuous else Cost.SPAN if plan.schedule.spans else Cost.MAKESPAN,
         iterations=iterations,
     )
+
+
+def _bubble(lanes: Sequence[Lane], step_s: float) -> float:
+    """Share of the workers' time in which they wait."""
+    return float_sum(lane.idle_s for lane in lanes) / (len(lanes) * step_s) if step_s > 0 else 0.0
 
 
 def _drained(plan: Plan, ranks: Sequence[int], _: int, times: StageTimes, transfers: Transfers) -> PlayedSchedule:
@@ -224,7 +231,8 @@ def _recompute_s(plan: Plan) -> tuple[float, ...]:
     stages = plan.predictions.stages
     if _repeats(plan):
         return (0.0,) * len(stages)
-    return tuple(stage.recompute_s - plan.inside_s(index)[2] for index, stage in enumerate(stages))
+    repeated_s = (exposed_seconds(plan, index).recompute_group_s for index in range(len(stages)))
+    return tuple(max(0.0, t.recompute_s - group_s) for t, group_s in zip(stages, repeated_s, strict=True))
 
 
 def _inside_s(plan: Plan) -> np.ndarray:
@@ -232,9 +240,10 @@ def _inside_s(plan: Plan) -> np.ndarray:
     inside_s = np.zeros((len(KINDS), len(plan.stages)))
     repeats = _repeats(plan)
     for stage in plan.stages:
-        both_s, forward_s, recompute_s = plan.inside_s(stage.index)
-        inside_s[Code.FORWARD, stage.index], inside_s[Code.RECOMPUTE, stage.index] = forward_s, recompute_s
-        backward_s = max(both_s - forward_s, 0.0) + (0.0 if repeats else recompute_s)
+        exposed = exposed_seconds(plan, stage.index)
+        inside_s[Code.FORWARD, stage.index] = exposed.forward_group_s
+        inside_s[Code.RECOMPUTE, stage.index] = exposed.recompute_group_s
+        backward_s = exposed.backward_group_s + (0.0 if repeats else exposed.recompute_group_s)
         inside_s[[Code.BACKWARD, Code.INPUT_GRAD], stage.index] = backward_s
     return inside_s / plan.schedule.parts
 

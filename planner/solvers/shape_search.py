@@ -398,4 +398,4 @@ def waits(configuration: Configuration, evaluation: Evaluation) -> bool:
     """
     if 2 * len(configuration.stages) * configuration.micro_batches > MAX_ACTIONS:
         return False
-    return play_terms(configuration, get(configuration.schedule), evaluation.stages).bubble > WAITING
+    return play_terms(configuration, get(configuration.schedule), evaluation.stages).idle > WAITING

@@ -32,7 +32,6 @@ from enum import StrEnum
 from planner.hardware.types import Cluster
 from planner.play import Transfers
 from planner.schedules import Schedule, get
-from planner.schedules.held import HeldUnits, UnitSizes
 from planner.space.configuration import Configuration
 from planner.space.limits import (
     forbidden_choices,
@@ -43,9 +42,10 @@ from planner.space.limits import (
     unlike_repeats,
 )
 from planner.space.schemes import judged_exchange
+from planner.space.steps import StageTerms, worker_memory
 from planner.space.terms import TermCache, TermInputs, stage_terms
 from planner.space.timing import least_s, play_terms
-from planner.space.types import BlockCosts, Evaluation, Job, MemoryBytes, StageTerms, Violation, WorkerMemory
+from planner.space.types import BlockCosts, Evaluation, Job, Violation
 from planner.space.workers import Workers, lay_workers, pipeline_of
 from planner.sums import float_sum
 
@@ -118,7 +118,7 @@ def evaluate(
         costs_by_sharding, cluster, job, configuration, scheduler, pipeline, workers, exchange, cache or TermCache()
     )
     stages = stage_terms(setting)
-    memory = _worker_memory(setting, stages)
+    memory = worker_memory(scheduler, pipeline, workers.hosted, stages)
     violations = (
         *forbidden_choices(job, configuration, names, workers),
         *overfull_workers(memory),
@@ -188,35 +188,3 @@ def tail_s(end_s: Sequence[float], back_s: Sequence[float]) -> float:
         longest_s = max(longest_s, end - lead_s)
         lead_s += back
     return longest_s
-
-
-def _worker_memory(setting: TermInputs, stages: Sequence[StageTerms]) -> tuple[WorkerMemory, ...]:
-    """Memory of each worker, all its stages together; one entry for workers that hold the same stages."""
-    peaks = setting.schedule.peaks(setting.pipeline)
-    memory_by_stages: dict[tuple[int, ...], WorkerMemory] = {}
-    for worker, held_stages in enumerate(setting.workers.hosted):
-        if held_stages and held_stages not in memory_by_stages:
-            memory_by_stages[held_stages] = _memory_of_stages(held_stages, stages, peaks[worker])
-    return tuple(memory_by_stages.values())
-
-
-def _memory_of_stages(held_stages: tuple[int, ...], stages: Sequence[StageTerms], peaks: HeldUnits) -> WorkerMemory:
-    """Peak memory of a worker: weights of all its stages, peak activations, the largest workspace."""
-    terms = [stages[stage] for stage in held_stages]
-    if len(held_stages) == 1 and not peaks.guests:
-        return WorkerMemory(held_stages, terms[0].memory, terms[0].capacity_bytes)
-    if peaks.splits:
-        sizes = UnitSizes(*([getattr(t, f"{k}_bytes") for t in stages] for k in ("unit", "turning", "waiting")))
-        activation_bytes = peaks.most_of(sizes)
-    else:
-        activation_bytes = peaks.most([t.unit_bytes for t in stages])
-        activation_bytes += max(t.memory.activations - t.in_flight * t.unit_bytes for t in terms)
-    memory = MemoryBytes(
-        weights=float_sum(t.memory.weights for t in terms),
-        gradients=float_sum(t.memory.gradients for t in terms),
-        optimizer=float_sum(t.memory.optimizer for t in terms),
-        activations=activation_bytes,
-        workspace=max(t.memory.workspace for t in terms),
-        reserve=max(t.memory.reserve for t in terms),
-    )
-    return WorkerMemory(held_stages, memory, min(t.capacity_bytes for t in terms))

@@ -28,6 +28,7 @@ from planner.space.evaluate import Timed, evaluate
 from planner.space.job_options import allowing
 from planner.space.jobs import overlap_of, precision_of
 from planner.space.ranges import Ranges, first_layers_bytes, range_maxima
+from planner.space.steps import fullest_of
 from planner.space.types import BlockCosts, Evaluation, Job
 from planner.space.workers import pipeline_of
 
@@ -58,7 +59,7 @@ class Evaluations:
 
     def put(self, index: int, evaluation: Evaluation) -> None:
         """Enter the judge's verdict on one configuration."""
-        fullest = max(evaluation.workers, key=lambda worker: worker.memory.total / worker.capacity_bytes)
+        fullest = fullest_of(evaluation.workers)
         self.iteration_s[index], self.fits[index] = evaluation.iteration_s, evaluation.feasible
         self.peak_bytes[index], self.capacity_bytes[index] = fullest.memory.total, fullest.capacity_bytes
 

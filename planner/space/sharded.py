@@ -77,6 +77,7 @@ def sharded_block_costs(inner: InnerCosts, sharded: ShardedCosts, element_s: flo
         sharding=number,
         label=sharding_label(inner, sharded),
         step_s=sharded.step_s,
+        group_s=np.stack([sharded.forward_communication_s, sharded.communication_s]),
         gather_s=forward[1],
         gradient_gather_s=backward[1],
         shard_elements=_shard_elements(elements, inner_replicas) if inner_replicas else None,

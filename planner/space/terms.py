@@ -27,7 +27,8 @@ from planner.space.configuration import Configuration
 from planner.space.jobs import overlap_of, precision_of
 from planner.space.repeats import selective_costs
 from planner.space.schemes import SchemeExchange, with_scheme
-from planner.space.types import BlockCosts, Job, MemoryBytes, StageTerms, Tie
+from planner.space.steps import ExposedSeconds, MemoryBytes, StageTerms
+from planner.space.types import BlockCosts, Job, Tie
 from planner.space.workers import Workers, exchanging_at_once, in_turn, sending_at_once, sums_together
 from planner.sums import float_sum
 
@@ -281,14 +282,16 @@ def _terms(
         sizes = ({index: size} for size in (unit_bytes, turning_bytes, waiting_bytes))
         activation_bytes = halves.most_of(UnitSizes(*sizes))
     updated_fraction = elements / charged_elements if charged_elements else 0.0
+    beside = _beside_s(pass_s, move_s, overlap * forward_s, overlap * backward_s)
+    step_s = _sum_over(costs.step_s, blocks)
     return StageTerms(
-        forward_s=forward_s + max(0.0, max(pass_s[0], move_s) - overlap * forward_s),
-        backward_s=backward_s + max(0.0, max(pass_s[1], move_s) - overlap * backward_s),
+        forward_s=forward_s + beside[0] + beside[2],
+        backward_s=backward_s + beside[1] + beside[3],
         recompute_s=recompute_s,
         receive_s=receive_s,
         sync_s=sync_s,
         exposed_sync_s=exposed_s + tied_s,
-        update_s=slowest_s(costs.update_s) / replicas.shards * updated_fraction + _sum_over(costs.step_s, blocks),
+        update_s=slowest_s(costs.update_s) / replicas.shards * updated_fraction + step_s,
         in_flight=in_flight,
         memory=replicas.memory(
             elements,
@@ -308,7 +311,27 @@ def _terms(
         weight_grad_s=None if costs.weight_grad_s is None else slowest_s(costs.weight_grad_s),
         waiting_bytes=waiting_bytes,
         turning_bytes=turning_bytes,
+        exposed=ExposedSeconds(*_group_s(costs, blocks, repeated), step_s, *beside),
     )
+
+
+def _beside_s(
+    pass_s: Sequence[float], move_s: float, forward_hidden_s: float, backward_hidden_s: float
+) -> tuple[float, float, float, float]:
+    """Seconds of a forward and a backward that exchanges beside it take longer than what hides them, and of copies to
+    and from the host what is left beyond both."""
+    hidden = forward_hidden_s, backward_hidden_s
+    exchange = [max(0.0, seconds - most) for seconds, most in zip(pass_s, hidden, strict=True)]
+    both = [max(0.0, max(seconds, move_s) - most) for seconds, most in zip(pass_s, hidden, strict=True)]
+    return exchange[0], exchange[1], both[0] - exchange[0], both[1] - exchange[1]
+
+
+def _group_s(costs: BlockCosts, blocks: range, repeated: Sequence[int]) -> tuple[float, float, float]:
+    """Seconds of communication inside a replica: in a forward, in a backward, in the forward of repeated blocks."""
+    if costs.group_s is None:
+        return 0.0, 0.0, 0.0
+    forward_s, both_s = (_sum_over(seconds, blocks) for seconds in costs.group_s)
+    return forward_s, both_s - forward_s, _sum_over(costs.group_s[0], repeated)
 
 
 def _evict_s(setting: TermInputs, unit_bytes: Sequence[float]) -> list[float]:

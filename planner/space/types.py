@@ -15,6 +15,7 @@ from planner.hardware.types import HEADROOM, Cluster
 from planner.play import Transfers
 from planner.space.configuration import KEEP_ALL, UNRESTRICTED, Configuration, RecomputeChoice, StageChoice, Structure
 from planner.space.layers import Layers
+from planner.space.steps import MemoryBytes, StageTerms, WorkerMemory
 
 if TYPE_CHECKING:
     from planner.space.schemes import SchemeExchange
@@ -120,94 +121,6 @@ class Job:
     def devices_of(self, cluster: Cluster) -> int:
         """How many devices of a cluster may be used."""
         return min(self.devices or cluster.device_count, cluster.device_count)
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryBytes:
-    """Memory of one device, by kind."""
-
-    weights: float
-    gradients: float
-    optimizer: float
-    activations: float
-    workspace: float
-    reserve: float
-
-    @property
-    def total(self) -> float:
-        """Sum over all kinds."""
-        return self.weights + self.gradients + self.optimizer + self.activations + self.workspace + self.reserve
-
-
-@dataclass(frozen=True, slots=True)
-class StageTerms:
-    """Times and memory of one stage of a configuration; times of one micro-batch on one replica unless said otherwise.
-
-    Attributes:
-        forward_s: forward computation, with the communication inside a replica.
-        backward_s: the same of the backward, recomputation included.
-        recompute_s: the part of `backward_s` that repeats the forward.
-        receive_s: time to receive the stage's input activations from the stage before (0 for the first).
-        sync_s: gradient synchronisation per iteration (with ZeRO-1: reduce-scatter plus all-gather), before overlap.
-        exposed_sync_s: the part of `sync_s` that backward work does not hide, plus `tied_sync_s`.
-        update_s: optimizer step per iteration.
-        in_flight: most micro-batches whose activations one replica keeps at a time.
-        memory: bytes of one device, by kind.
-        capacity_bytes: memory of the smallest device that the stage uses, reserve included, headroom left out.
-        return_s: time to send the gradient of the stage's input back to the stage before (0 for the first).
-        tied_sync_s: per iteration, all-reduce of the gradients of weights that later stages hold too. Part of
-            `exposed_sync_s`: nothing hides it.
-        unit_bytes: activations kept for each micro-batch in flight. `memory.activations` is `in_flight` times this and
-            what the micro-batch needs whose forward a recomputed stage is repeating.
-        evict_s: time to move the activations of a micro-batch to the worker that stores them, or back; 0 where the
-            schedule evicts none.
-        host_bytes: activations of each micro-batch in flight that one rank keeps in the host's memory.
-        move_s: time to copy these there, or back; the part that no work hides is in `forward_s` and `backward_s`.
-        weight_grad_s: the part of `backward_s` that computes gradients of weights; None where it is not known.
-        waiting_bytes: where the backward is split, activations of a micro-batch that wait for the second half, with
-            gradients; `memory.activations` is then the peak of the order, not a multiple of `unit_bytes`.
-        turning_bytes: the most that a micro-batch keeps while the first half runs.
-    """
-
-    forward_s: float
-    backward_s: float
-    recompute_s: float
-    receive_s: float
-    sync_s: float
-    exposed_sync_s: float
-    update_s: float
-    in_flight: int
-    memory: MemoryBytes
-    capacity_bytes: float
-    return_s: float = 0.0
-    tied_sync_s: float = 0.0
-    unit_bytes: float = 0.0
-    evict_s: float = 0.0
-    host_bytes: float = 0.0
-    move_s: float = 0.0
-    weight_grad_s: float | None = None
-    waiting_bytes: float = 0.0
-    turning_bytes: float = 0.0
-
-    @property
-    def total_s(self) -> float:
-        """Time a replica of the stage spends on one micro-batch."""
-        return self.forward_s + self.backward_s + self.receive_s + self.return_s
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerMemory:
-    """Peak memory of one worker of a configuration, on its smallest device.
-
-    Attributes:
-        stages: the stages that it holds.
-        memory: bytes by kind, all its stages together.
-        capacity_bytes: memory of the smallest of its devices, reserve included, headroom left out.
-    """
-
-    stages: tuple[int, ...]
-    memory: MemoryBytes
-    capacity_bytes: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -431,6 +344,8 @@ class BlockCosts:
         label: mesh and boundary layouts of the sharding, in words.
         step_s: [n] seconds of communication among the ranks once an update, without that of `inner_replicas`. None
             means zero.
+        group_s: [2, n] the part of a rank's forward, and of its forward and backward, that is communication among the
+            ranks of a replica. None means zero.
         gather_s: [n + 1] seconds of the all-gather of tensors that ranks received over boundary p in parts. None means
             zero.
         gradient_gather_s: [n + 1] the same for the gradients that go back.
@@ -466,6 +381,7 @@ class BlockCosts:
     sharding: int = 0
     label: str = ""
     step_s: np.ndarray | None = None
+    group_s: np.ndarray | None = None
     gather_s: np.ndarray | None = None
     gradient_gather_s: np.ndarray | None = None
     shard_elements: np.ndarray | None = None

@@ -15,6 +15,7 @@ from planner.plans.sections import compared_error
 from planner.plans.words import words_of
 from planner.space import Configuration, Evaluation, Timed, WorkerMemory, lay_workers, play_terms
 from planner.space.job_options import refuse_others
+from planner.space.steps import fullest_of, step_view
 from planner.space.workers import pipeline_of
 from planner.sums import float_sum
 from planner.systems.types import Proposal, Semantics, System, SystemRow, SystemSetting
@@ -31,13 +32,11 @@ class JudgedProposal:
     Attributes:
         proposal: the proposal.
         evaluations: one for each of its parts, with the simulated time.
-        bubbles: for each part, the fraction of its workers' time in which they compute nothing.
         iteration_s: simulated time of a global batch.
     """
 
     proposal: Proposal
     evaluations: tuple[Evaluation, ...]
-    bubbles: tuple[float, ...]
     iteration_s: float
 
     @property
@@ -158,7 +157,7 @@ def judge(setting: SystemSetting, proposal: Proposal, limit_s: float = math.inf)
     if proposal.exchange is not None:
         iteration_s = max(iteration_s, float(proposal.exchange.busy_s().max(initial=0.0)))
     timed = (replace(e, iteration_s=t.iteration_s) for e, t in zip(evaluations, timings, strict=True))
-    return JudgedProposal(proposal, tuple(timed), tuple(timing.bubble for timing in timings), iteration_s)
+    return JudgedProposal(proposal, tuple(timed), iteration_s)
 
 
 def _refused(configuration: Configuration, evaluation: Evaluation) -> Refusal:
@@ -175,8 +174,7 @@ def _refused(configuration: Configuration, evaluation: Evaluation) -> Refusal:
 
 def fullest_worker(evaluations: Iterable[Evaluation]) -> WorkerMemory:
     """The worker with the largest fraction of its memory in use."""
-    workers = (worker for evaluation in evaluations for worker in evaluation.workers)
-    return max(workers, key=lambda worker: worker.memory.total / worker.capacity_bytes)
+    return fullest_of([worker for evaluation in evaluations for worker in evaluation.workers])
 
 
 def _best_of_all(setting: SystemSetting, own: SystemDecision) -> SystemDecision:
@@ -217,6 +215,7 @@ def row_of(setting: SystemSetting, system: System, decided: SystemDecision) -> S
         sent += float(best.proposal.exchange.machine_bytes()[0].sum())
     methods, tells, notes = exchange_details(setting, best)
     staleness, fullest = staleness_of(best), best.fullest
+    bubble, exposed = idle_shares(best)
     return SystemRow(
         system=system.key,
         title=system.title,
@@ -227,7 +226,8 @@ def row_of(setting: SystemSetting, system: System, decided: SystemDecision) -> S
         samples_per_s=setting.job.global_batch / best.iteration_s,
         memory=fullest.memory,
         capacity_bytes=fullest.capacity_bytes,
-        bubble=bubble_of(best),
+        bubble=bubble,
+        exposed=exposed,
         sent_bytes=sent,
         weight_versions=max(max(schedules.get(p.schedule).weight_versions(pipeline_of(p))) for p in parts),
         staleness=staleness,
@@ -242,15 +242,24 @@ def row_of(setting: SystemSetting, system: System, decided: SystemDecision) -> S
     )
 
 
-def bubble_of(judged: JudgedProposal) -> float:
-    """Fraction of the used devices' time in which they run neither a stage nor an update, as plans say it."""
-    parts = judged.proposal.parts
-    busy_s = float_sum(
-        _devices(part) * evaluation.iteration_s * (1 - bubble)
-        for part, evaluation, bubble in zip(parts, judged.evaluations, judged.bubbles, strict=True)
-    )
-    total_s = judged.iteration_s * sum(map(_devices, parts))
-    return min(1.0, max(0.0, 1 - judged.proposal.beats * busy_s / total_s))
+def idle_shares(judged: JudgedProposal) -> tuple[float, float]:
+    """(bubble, exposed communication) as fractions of the used devices' time, as plans say them.
+
+    Waiting for the slowest part counts as bubble where parts are pipelines, else as exposed, as what the exchange among
+    parts takes longer than all of them.
+    """
+    beats, evaluations = judged.proposal.beats, judged.evaluations
+    slowest_s = beats * max(evaluation.iteration_s for evaluation in evaluations)
+    total_s = exposed_s = waiting_s = 0.0
+    for part, evaluation in zip(judged.proposal.parts, evaluations, strict=True):
+        step = step_view(part, schedules.get(part.schedule), evaluation.stages, evaluation.iteration_s)
+        part_s = beats * evaluation.iteration_s
+        total_s += step.devices * judged.iteration_s
+        exposed_s += step.devices * (part_s * step.exposed + judged.iteration_s - slowest_s)
+        waiting_s += step.devices * (part_s * step.bubble + slowest_s - part_s)
+    if all(len(part.stages) == 1 for part in judged.proposal.parts):
+        exposed_s, waiting_s = exposed_s + waiting_s, 0.0
+    return waiting_s / total_s, exposed_s / total_s
 
 
 def staleness_of(judged: JudgedProposal) -> int:

@@ -143,7 +143,8 @@ class SystemRow:
         samples_per_s: samples a second.
         memory: of the fullest device, by kind; None if infeasible.
         capacity_bytes: memory of that device.
-        bubble: fraction of the used devices' time in which they compute nothing.
+        bubble: fraction of the used devices' time in which they wait for other stages; 0 without a pipeline.
+        exposed: fraction in which they communicate and compute nothing.
         sent_bytes: bytes that all devices together send in an iteration.
         weight_versions: weight versions that a stage keeps, maximum over the stages.
         staleness: updates between the weights of a forward and the update that applies its gradient, maximum over the
@@ -169,6 +170,7 @@ class SystemRow:
     memory: MemoryBytes | None = None
     capacity_bytes: float = 0.0
     bubble: float = 0.0
+    exposed: float = 0.0
     sent_bytes: float = 0.0
     weight_versions: int = 0
     staleness: int = 0

@@ -78,3 +78,19 @@ def test_plans_of_no_search_have_nothing_to_gain_from(own: Plan) -> None:
     given = dataclasses.replace(own, schedule=dataclasses.replace(own.schedule, given="configuration"))
     with pytest.raises(UsageError, match="not of a search"):
         planner.find_worth(given, GRAPH, CLUSTER)
+
+
+def test_limits_of_frameworks_are_none_of_the_users() -> None:
+    """A plan within the limits of the usual frameworks has orders, ZeRO stages and widths that nobody asked for."""
+    graph, cluster = planner.load_graph("gpt2", dims={"seq": 128}), planner.load_cluster("dgx-a100")
+    plan = planner.plan(graph, cluster, planner.Job(64))
+    assert plan.options.backends
+    assert plan.options.schedules != planner.Job(64).schedules
+    assert not [each.words for each in planner.find_worth(plan, graph, cluster) if each.words.startswith("without")]
+    for name in ("fsdp", "deepspeed"):
+        framed = planner.plan(graph, cluster, planner.Job(64, backends=(name,)))
+        assert framed.options != dataclasses.replace(planner.Job(64), backends=(name,))
+        assert not [w.words for w in planner.find_worth(framed, graph, cluster) if w.words.startswith("without")]
+    limited = planner.plan(graph, cluster, planner.Job(64, zero=(0,), micro_batches=(2,), backends=("megatron",)))
+    found = {each.words for each in planner.find_worth(limited, graph, cluster) if each.words.startswith("without")}
+    assert found == {"without --zero 0", "without --micro-batch 2"}

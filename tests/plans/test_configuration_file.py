@@ -25,6 +25,7 @@ from planner.plans import (
     seal,
     validate,
 )
+from planner.plans.figures import IDLE_CONVENTION
 from planner.play import Transfers
 from planner.space import Configuration, StageChoice
 from tests.plans.sample import decision, make_plan
@@ -173,6 +174,10 @@ def test_a_file_of_version_1_is_read_as_one_of_version_2() -> None:
     now = seal(dataclasses.replace(now, options=then, headline=None))
     assert json.loads(VERSION1.read_text())["version"] == 1
     read = loads(VERSION1.read_text())
+    said = read.predictions  # of before minor version 8, where exchanges and transfers count as bubble
+    assert (said.bubble_fraction, said.bubble_convention) == (0.967, IDLE_CONVENTION)
+    bubble = {"bubble_fraction": 0.967, "bubble_convention": IDLE_CONVENTION}
+    now = seal(dataclasses.replace(now, predictions=dataclasses.replace(now.predictions, **bubble)))
     assert read == now
     assert validate(read) == []
 

@@ -108,7 +108,7 @@ def test_a_report_begins_with_three_sentences_and_lists_values_on_demand() -> No
         "  time of a step          500 ms        250 ms   -50.0%\n"
         "  throughput        12 samples/s  24 samples/s  +100.0%\n"
         "  fullest device     3 GiB (19%)   3 GiB (19%)    +0.0%\n"
-        "  bubble                   96.3%         96.3%\n"
+        "  bubble                   95.7%         91.5%\n"
         "  gap to the bound           20%           20%\n"
         "\n"
         "Predictions\n"

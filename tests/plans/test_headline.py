@@ -13,8 +13,8 @@ from tests.plans.sample import make_plan
 
 WEIGHTS = 12 * 768 * (12 * 768) + 768 * 50257
 """Elements of GPT-2 small that a token is multiplied with: 12 d^2 a layer, and the head."""
-SCORES = 12 * 2 * 1024 * 768
-"""Multiply-adds of a token with all keys and all values of 1,024 tokens, in 12 layers."""
+SCORES = 12 * 2 * 1024 * 768 / 2
+"""Multiply-adds of a token with the keys and values of 1,024 tokens that a causal mask leaves, in 12 layers."""
 STEP_FLOPS = 64 * 1024 * 6 * (WEIGHTS + SCORES)
 
 

@@ -19,7 +19,7 @@ def test_totals_of_a_pipeline_of_equal_stages() -> None:
     timeline = simulate(toy_plan())
     assert timeline.step_s == pytest.approx(0.0265)
     assert timeline.samples_per_s == pytest.approx(6 / 0.0265)
-    assert timeline.bubble_fraction == pytest.approx(1 - 3 * (6 * 0.003 + 0.0005) / (3 * 0.0265))
+    assert timeline.bubble_fraction == pytest.approx(1 - 3 * (6 * 0.003 + 0.002 + 0.0005) / (3 * 0.0265))
     assert [lane.ranks for lane in timeline.lanes] == [(0,), (1,), (2,)]
     for lane in timeline.lanes:
         assert lane.compute_s == pytest.approx(0.0185)

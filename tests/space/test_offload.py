@@ -173,7 +173,7 @@ def test_a_plan_file_says_what_moves_and_is_checked_by_it() -> None:
     graph, cluster = planner.load_graph("gpt3-125m", dims={"seq": 256}), planner.load_cluster("dgx-a100")
     degrees = planner.Degrees(pipeline=2, offload=("core_attn", "mlp"))
     plan = planner.predict(graph, cluster, Job(global_batch=8), degrees).plan
-    assert plan.minor == 2
+    assert plan.minor == 8  # since it exposes copies
     assert "offload" in plan.requires
     assert len(plan.stages[0].offloaded) == 6 * (1 + 5)  # attention; two products with biases, and Gelu
     assert plan.stages[0].offloaded[0].startswith("transformer.h.0.attn")
