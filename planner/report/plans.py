@@ -53,7 +53,7 @@ def plan_report(plan: Plan, *, batch_given: bool = True, remark: str = "") -> Re
     )
     about = () if plan.headline is None else (title,)
     doubts = [_warning(note) for note in plan.notes if note.code == NO_RULE]
-    facts = (text for lines in (_origin, _sharing, _times, _runs_on, _headroom) for text in lines(plan))
+    facts = (text for lines in (_origin, _sharing, _times, _runs_on, _headroom, _placed) for text in lines(plan))
     sections = [Section(lines=(*about, *doubts, _shape(plan, batch_given), *facts))]
     sections += _stages(plan)
     if plan.alternatives:
@@ -94,8 +94,14 @@ def _listed(names: tuple[str, ...]) -> str:
 def _headroom(plan: Plan) -> Iterator[str]:
     """The headroom of memory, if the plan has one."""
     if plan.hardware.headroom:
-        capacities = " or ".join(format_bytes(run.memory_bytes) for run in plan.hardware.devices)
+        capacities = " or ".join(dict.fromkeys(format_bytes(run.memory_bytes) for run in plan.hardware.devices))
         yield f"memory: a headroom of {plan.hardware.headroom:.1%} of {capacities} a device is left free"
+
+
+def _placed(plan: Plan) -> Iterator[str]:
+    """The devices of a machine's ranks, where they are not in the driver's order."""
+    if plan.hardware.device_order:
+        yield f"ranks of a node on its devices {plan.hardware.device_words}"
 
 
 def _shape(plan: Plan, batch_given: bool) -> str:

@@ -98,7 +98,7 @@ def test_unknown_hardware_is_one_line(capsys: Capture) -> None:
 def test_lint_prints_every_finding(tmp_path: Path, capsys: Capture) -> None:
     good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
     assert _run("init", "-o", good) == 0
-    bad.write_text(good.read_text().replace("25 GB/s", "25 Gb/s").replace("nodes: 1", "nods: 1"))
+    bad.write_text(good.read_text().replace("25 GB/s", "25 Gb/s", 1).replace("nodes: 1", "nods: 1"))
     capsys.readouterr()
     assert _run("lint", good, bad, tmp_path / "none.yaml") == 4
     out = capsys.readouterr().out
