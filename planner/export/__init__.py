@@ -337,7 +337,7 @@ def _device_lines(plan: Plan, order: Sequence[int]) -> Iterator[str]:
     own = _devices_in_order(plan, order)
     if own and all(devices == own[0] for devices in own):
         visible = ",".join(map(str, own[0]))
-        yield f"Devices of a machine are not in the order of its ranks: set `{_VISIBLE}={visible}`, as `launch.sh` does."
+        yield f"Devices of a machine are not in the order of its ranks: set `{_VISIBLE}={visible}`, as `launch.sh`."
     elif own:
         yield f"Devices of a machine are not in the order of its ranks: set `{_VISIBLE}` as `hosts.csv` has them."
 

@@ -17,6 +17,7 @@ from planner.plans import sections, shard_sections
 from planner.plans.collectives import all_collectives, exchange_section
 from planner.plans.figures import gap_to, headline_of
 from planner.plans.files import seal
+from planner.plans.idle import fuller_use
 from planner.plans.model import Block, BlockRun, compress
 from planner.plans.rank_schedule import RankSchedule, lay_out, meeting
 from planner.plans.readings import requirements, words_in
@@ -104,6 +105,7 @@ def assemble(
     node_size = cluster.node_size or 1
     exchanged = [()] * len(stages) if scheme else all_collectives(stages, decision, rank_shared, formats, node_size)
     split, error = ActionKind.WEIGHT_GRAD in words_in(section), sections.compared_error(cluster, decision)
+    working = {rank for stage in stages for rank in stage.ranks}
     predictions = sections.predictions_section(decision, evaluation, proof, stages, exchanged, split=split, error=error)
     plan = Plan(
         format=FORMAT,
@@ -138,11 +140,12 @@ def assemble(
             prices,
             chosen=formats,
             global_batch=decision.micro_batch * decision.micro_batches * decision.copies,
-            ranks={rank for stage in stages for rank in stage.ranks},
+            ranks=working,
             iteration_s=evaluation.iteration_s,
             memory_bytes=fullest.memory.total,
             capacity_bytes=fullest.capacity_bytes,
             error=predictions.measured_error,
+            use=fuller_use(pricer, cluster, job, decision, evaluation, len(working), own_shape=bool(given)),
         ),
     )
     return with_simulation(_with_requirements(plan, divided=bool(staging.divided_modules())), simulated_s)
