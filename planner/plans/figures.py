@@ -322,7 +322,7 @@ class Headline:
         """Devices that do nothing, and what would use them; "" where all are well used."""
         idle = max(0, self.available_devices - self.device_count)
         batch = f"-b {self.fuller_batch}, " if self.fuller_batch != self.global_batch else ""
-        fuller = f"{self.fuller_gain:.0%} more samples/s with {batch}DP {self.fuller_data}"
+        fuller = f"{batch}DP {self.fuller_data}: +{self.fuller_gain:.0%} samples/s"
         if not idle:
             return fuller if self.fuller_batch else ""
         fewer = f"--devices {self.device_count} is as fast"

@@ -29,8 +29,10 @@ LEAST_GAIN, LEAST_GAIN_AT_WORK = 0.01, 0.05
 
 _PLAIN = "1f1b"
 """Schedule of plain data parallelism, which has a single stage."""
+MOST_SIZES = 4
+"""Micro-batches that a shape is priced with, the nearest to the plan's first."""
 MOST_PLAIN_ZERO = 3
-"""ZeRO stage of plain data parallelism where the user named no framework, beside 0, 1 and the plan's."""
+"""ZeRO stage of plain data parallelism, beside 0, 1 and the plan's, where no single framework must have it."""
 
 
 def fuller_use(
@@ -82,6 +84,7 @@ def _on_all(
     pricer: Pricer, job: Job, decision: Configuration, available: int, working: int, *, own_shape: bool
 ) -> Iterator[Configuration]:
     """The plan's shape on as many devices as there are, and plain data parallelism, at the nearest batches."""
+    batch = decision.micro_batch * decision.micro_batches * decision.copies
     replicas = {stage.replicas for stage in decision.stages}
     if len(replicas) == 1 and not decision.devices and not decision.exchange:
         each = replicas.pop()
@@ -91,31 +94,29 @@ def _on_all(
             more = available // (working // each)
             stages = tuple(dataclasses.replace(stage, replicas=more) for stage in decision.stages)
             shape = dataclasses.replace(decision, stages=stages)
-        yield from _near(decision, dataclasses.replace(shape, slice_devices=0))
+        shape = dataclasses.replace(shape, slice_devices=0)
+        yield from _near(batch, decision.micro_batch, shape, 1 if own_shape else MOST_SIZES)
     if own_shape:
         return
     blocks, ranks = len(pricer.chain.blocks), decision.stages[0].ranks
     stages_of = [StageChoice(0, blocks, available, recompute) for recompute in (False, True)]
-    zeros = {decision.zero, 0, 1} | (set() if job.backends else {MOST_PLAIN_ZERO})
+    zeros = {decision.zero, 0, 1} | (set() if len(job.backends) == 1 else {MOST_PLAIN_ZERO})
     for stage, zero in itertools.product(stages_of, sorted(zeros)):
         plain = Configuration((stage,), 1, decision.micro_batch, 1, _PLAIN, zero=zero)
-        yield from _near(dataclasses.replace(decision, micro_batch=max(1, decision.micro_batch // ranks)), plain)
+        yield from _near(batch, max(1, decision.micro_batch // ranks), plain, MOST_SIZES)
 
 
-def _near(decision: Configuration, shape: Configuration) -> Iterator[Configuration]:
-    """A shape at the nearest batch that it divides, with the micro-batches next to the plan's.
+def _near(batch: int, size: int, shape: Configuration, most_sizes: int) -> Iterator[Configuration]:
+    """A shape at the nearest batch that it divides, with so many micro-batches next to a size.
 
     Shardings are of one micro-batch size, so that shapes with any keep it.
     """
-    batch = decision.micro_batch * decision.micro_batches * decision.copies
-    data, size = shape.copies * shape.stages[0].replicas, decision.micro_batch
-    fixed = any(stage.sharding for stage in shape.stages)
+    data, fixed = shape.copies * shape.stages[0].replicas, any(stage.sharding for stage in shape.stages)
     near = _nearest_multiple(batch, data * (size if fixed else 1))
     samples = near // data
     small = [m for m in range(1, math.isqrt(samples) + 1) if samples % m == 0]
-    sizes = [*small, *(samples // m for m in small)]
-    below, above = max(m for m in sizes if m <= size), min((m for m in sizes if m >= size), default=samples)
-    for micro_batch in dict.fromkeys((size,) if fixed else (below, above)):
+    sizes = sorted({*small, *(samples // m for m in small)}, key=lambda m: abs(math.log(m / size)))
+    for micro_batch in (size,) if fixed else sizes[:most_sizes]:
         yield dataclasses.replace(shape, micro_batch=micro_batch, micro_batches=near // (micro_batch * shape.copies))
 
 
