@@ -17,7 +17,8 @@ from ._options import NODES, Options, complete, count, flag, format_option, read
 from ._report import say_progress, show
 
 LINK_WORDS = (
-    "NAME:BANDWIDTH per port and direction, optionally followed by ,ports=N ,size=N ,latency=TIME ,efficiency=PART."
+    "NAME:BANDWIDTH per port and direction, optionally followed by ,ports=N ,size=N ,latency=TIME ,efficiency=PART "
+    ",oversubscription=RATIO."
 )
 
 

@@ -29,7 +29,7 @@ LEAST_GAIN, LEAST_GAIN_AT_WORK = 0.01, 0.05
 
 _PLAIN = "1f1b"
 """Schedule of plain data parallelism, which has a single stage."""
-MOST_SIZES = 4
+MOST_SIZES = 3
 """Micro-batches that a shape is priced with, the nearest to the plan's first."""
 MOST_PLAIN_ZERO = 3
 """ZeRO stage of plain data parallelism, beside 0, 1 and the plan's, where no single framework must have it."""

@@ -78,6 +78,7 @@ def headline_of_row(comparison: Comparison, row: SystemRow) -> Headline | None:
     setting = next((own for own, system, _ in comparison.decisions if system.key == row.system), None)
     if setting is None or row.memory is None or not row.feasible:
         return None
+    available = setting.job.devices_of(setting.cluster)
     headline = headline_of(
         setting.prices.graph_at(row.micro_batch),
         setting.cluster,
@@ -89,6 +90,7 @@ def headline_of_row(comparison: Comparison, row: SystemRow) -> Headline | None:
         memory_bytes=row.memory.total,
         capacity_bytes=row.capacity_bytes,
         error=row.error,
+        use={"available_devices": available} if row.devices < available else {},
     )
     return headline if comparison.price is None else headline.priced(comparison.price)
 

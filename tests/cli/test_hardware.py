@@ -143,7 +143,13 @@ def test_help_has_examples(name: tuple[str, ...], capsys: Capture) -> None:
 
 def test_the_example_of_the_guide_lints_clean(tmp_path: Path, capsys: Capture) -> None:
     guide = (ROOT / "docs" / "hardware.md").read_text()
-    example, stack = re.findall(r"```yaml\n(.*?)```", guide, flags=re.DOTALL)
+    *examples, stack = re.findall(r"```yaml\n(.*?)```", guide, flags=re.DOTALL)
+    example = examples[0]
+    assert len(examples) == 3
+    for number, text in enumerate(text for text in examples if text.startswith("cluster:")):
+        each = tmp_path / f"example{number}.yaml"
+        each.write_text(text)
+        assert _run("lint", "--strict", each) == 0, capsys.readouterr().out
     mine = tmp_path / "mine.yaml"
     mine.write_text(stack)
     assert _run("lint", mine) == 0
