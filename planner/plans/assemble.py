@@ -17,7 +17,7 @@ from planner.plans import sections, shard_sections
 from planner.plans.collectives import all_collectives, exchange_section
 from planner.plans.figures import gap_to, headline_of
 from planner.plans.files import seal
-from planner.plans.idle import fuller_use
+from planner.plans.idle import fuller_use, idle_count
 from planner.plans.model import Block, BlockRun, compress
 from planner.plans.rank_schedule import RankSchedule, lay_out, meeting
 from planner.plans.readings import requirements, words_in
@@ -62,6 +62,7 @@ def assemble(
     alternatives: Sequence[Candidate] = (),
     schedule: Schedule | None = None,
     given: Given = "",
+    by_rules: bool = False,
 ) -> Plan:
     """Write a configuration that was priced, evaluated and simulated out as a sealed plan; O(nodes + actions).
 
@@ -77,6 +78,7 @@ def assemble(
         alternatives: other priced configurations to list in the plan, without the answer itself.
         schedule: the schedule, if the registry does not know it by the configuration's name.
         given: what the user gave of the schedule (`ScheduleSection.given`); "" for nothing.
+        by_rules: whether a published system's rules chose it, so that nothing is proposed for devices that are idle.
 
     Raises:
         PlanError: the configuration does not fit the chain, the cluster or the shardings.
@@ -145,7 +147,9 @@ def assemble(
             memory_bytes=fullest.memory.total,
             capacity_bytes=fullest.capacity_bytes,
             error=predictions.measured_error,
-            use=fuller_use(pricer, cluster, job, decision, evaluation, len(working), own_shape=bool(given)),
+            use=idle_count(cluster, job, len(working))
+            if by_rules
+            else fuller_use(pricer, cluster, job, decision, evaluation, len(working), own_shape=bool(given)),
         ),
     )
     return with_simulation(_with_requirements(plan, divided=bool(staging.divided_modules())), simulated_s)

@@ -75,9 +75,15 @@ def fuller_use(
         best = max(best, (fuller / seconds / pace - 1, -fuller, data))
     gain, negative_batch, data = best
     if gain < (LEAST_GAIN if idle else LEAST_GAIN_AT_WORK):
-        return {"available_devices": available} if idle else {}
+        return idle_count(cluster, job, working)
     fuller_fields = {"fuller_batch": -negative_batch, "fuller_data": data, "fuller_gain": significant(gain)}
     return {"available_devices": available, **fuller_fields}
+
+
+def idle_count(cluster: Cluster, job: Job, working: int) -> dict[str, Any]:
+    """The field of a headline that says how many devices there are, if a plan leaves some of them idle."""
+    available = job.devices_of(cluster)
+    return {"available_devices": available} if working < available else {}
 
 
 def _on_all(

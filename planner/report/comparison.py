@@ -17,6 +17,7 @@ from planner.plans.comparison import PlanComparison, value_words
 from planner.plans.diff import Area, Change, Value
 from planner.plans.figures import GIB, Headline, headline_of
 from planner.plans.files import plain
+from planner.plans.idle import idle_count
 from planner.plans.rules import ComparedFigure, Metric, Severity
 from planner.plans.words import module_ranges
 from planner.report import svg
@@ -78,7 +79,6 @@ def headline_of_row(comparison: Comparison, row: SystemRow) -> Headline | None:
     setting = next((own for own, system, _ in comparison.decisions if system.key == row.system), None)
     if setting is None or row.memory is None or not row.feasible:
         return None
-    available = setting.job.devices_of(setting.cluster)
     headline = headline_of(
         setting.prices.graph_at(row.micro_batch),
         setting.cluster,
@@ -90,7 +90,7 @@ def headline_of_row(comparison: Comparison, row: SystemRow) -> Headline | None:
         memory_bytes=row.memory.total,
         capacity_bytes=row.capacity_bytes,
         error=row.error,
-        use={"available_devices": available} if row.devices < available else {},
+        use=idle_count(setting.cluster, setting.job, row.devices),
     )
     return headline if comparison.price is None else headline.priced(comparison.price)
 

@@ -121,3 +121,14 @@ def test_every_form_says_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert json.loads(file.read_text())["headline"]["available_devices"] == 8
     assert run("explain", str(file)) == 0
     assert "6 of 8 devices idle" in capsys.readouterr().out.splitlines()[0]
+
+
+def test_a_system_proposes_nothing_beyond_its_rules(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """GPipe does not replicate: its idle devices are counted, and more replicas are not its to propose."""
+    file = tmp_path / "gpipe.plan.json"
+    job = ("gpt2", "-H", "dgx-a100", "--dim", "seq=128", "-b", "65")
+    assert run("plan", *job, "--system", "gpipe", "-o", str(file)) == 0
+    assert "devices idle (--devices " in capsys.readouterr().out.splitlines()[0]
+    assert "fuller_batch" not in json.loads(file.read_text())["headline"]
+    assert run("compare", *job, "--systems", "gpipe") == 0
+    assert "devices idle (--devices " in capsys.readouterr().out.splitlines()[0]
