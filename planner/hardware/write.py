@@ -346,7 +346,7 @@ def profile_yaml(content: Mapping[str, Any]) -> str:
 
 
 def _styled(content: Any) -> Any:  # noqa: ANN401
-    """The content in the types of ruamel.yaml, with mappings of scalars on one line."""
+    """The content in the types of ruamel.yaml, with mappings of scalars and lists of numbers on one line."""
     from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
     if isinstance(content, Mapping):
@@ -355,7 +355,10 @@ def _styled(content: Any) -> Any:  # noqa: ANN401
             styled.fa.set_flow_style()
         return styled
     if isinstance(content, list):
-        return CommentedSeq(_styled(item) for item in content)
+        listed = CommentedSeq(_styled(item) for item in content)
+        if all(isinstance(item, int) for item in content):
+            listed.fa.set_flow_style()
+        return listed
     return content
 
 

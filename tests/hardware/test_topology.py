@@ -44,6 +44,7 @@ def test_bridges_between_others_than_neighbours_set_the_order(tmp_path: Path) ->
     text = matrix(joined(4, lambda i, j: "SYS", {(0, 2): "NV4", (1, 3): "NV4"}))
     cluster, _ = node(text, A40, tmp_path)
     assert cluster.device_order == (0, 2, 1, 3)
+    assert "order: [0, 2, 1, 3]\n" in (tmp_path / "lab.yaml").read_text()
     assert levels(cluster) == [("nvlink", 2, 56.25), ("pcie-sys", 2, 6.0)]
     # A ring of two moves each byte once; four links of 14.0625 GB/s, of which 80 % is taken as achievable.
     seconds = collective_s(cluster, Collective.ALL_REDUCE, [0, 1], 1e9)
