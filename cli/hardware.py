@@ -17,7 +17,8 @@ from ._options import NODES, Options, complete, count, flag, format_option, read
 from ._report import say_progress, show
 
 LINK_WORDS = (
-    "NAME:BANDWIDTH per port and direction, optionally followed by ,ports=N ,size=N ,latency=TIME ,efficiency=PART."
+    "NAME:BANDWIDTH per port and direction, optionally followed by ,ports=N ,size=N ,latency=TIME ,efficiency=PART "
+    ",oversubscription=RATIO."
 )
 
 
@@ -254,7 +255,11 @@ def _asked() -> Options:
 
 @_options.command("import", command, short_help="Create a profile from the output of another tool.")
 @click.argument("source", metavar="FILE")
-@click.option("--device", shell_complete=complete("devices"), help="Bundled device type, if the text does not name it.")
+@click.option(
+    "--device",
+    shell_complete=complete("devices"),
+    help="Device type, if the text does not name it: bundled, or for topologies also the file of a device.",
+)
 @count("--nodes", help="Number of nodes; for topologies.")
 @click.option("--between", multiple=True, metavar="LINK", help="Links between nodes, as for init; for topologies.")
 @click.option("--into", metavar="PROFILE", help="Profile to add measured collectives to; for nccl-tests.")
@@ -265,14 +270,16 @@ def _asked() -> Options:
 def import_profile(given: Options) -> None:
     """Create a hardware profile from a text of another tool; FILE may be `-` for standard input.
 
-    The text is the output of `nvidia-smi topo -m` or of nccl-tests, a Calculon system or an ASTRA-sim network; the
-    format is detected. Missing figures get usual values, and comments in the profile say so.
+    The text is the output of `nvidia-smi topo -m`, `rocm-smi --showtopo` or nccl-tests, a Calculon system or an
+    ASTRA-sim network; the format is detected. Missing figures get usual values whose source is `assumed`; what of a
+    topology is not taken is said on standard error and in comments.
 
     \b
     Examples:
       shardplan hardware import topo.txt --device a100-sxm-80gb -o node.yaml
       nvidia-smi topo -m | shardplan hardware import - --device a100-sxm-80gb -o node.yaml
       shardplan hardware import topo.txt --device h100-sxm-80gb --nodes 4 --between infiniband:400Gbit/s,ports=8
+      rocm-smi --showtopo | shardplan hardware import - --device mi300x-192gb -o node.yaml
       shardplan hardware import all_reduce.log --into node.yaml --level nvlink -o measured.yaml
       shardplan hardware import systems/a100_80g.json -o calculon.yaml
       shardplan hardware import network.yml --device a100-sxm-80gb
@@ -282,7 +289,7 @@ def import_profile(given: Options) -> None:
     hardware, name, device = planner.hardware, given.output.stem if given.output else "imported", given.device
     kind = hardware.kind_of(text)
     if not kind:
-        known = "nvidia-smi topo -m, nccl-tests, a Calculon system or an ASTRA-sim network"
+        known = "nvidia-smi topo -m, rocm-smi --showtopo, nccl-tests, a Calculon system or an ASTRA-sim network"
         raise planner.HardwareError(
             "the format of the text is unknown", where=given.source, hint=f"give the complete text of {known}"
         )
@@ -295,7 +302,7 @@ def import_profile(given: Options) -> None:
     if kind != "calculon" and not device:
         raise planner.UsageError("the text does not say which device it is", hint="give --device NAME")
     if kind == "topology":
-        sketch = hardware.from_topology(text, name=name, device=device)
+        sketch = hardware.from_topology(text, name=name, device=device, where=given.source)
         outer = tuple(hardware.read_link(link, where="--between") for link in given.between)
         sketch = dataclasses.replace(sketch, between=outer, nodes=given.nodes or 1)
     elif kind == "calculon":
@@ -303,6 +310,8 @@ def import_profile(given: Options) -> None:
     else:
         sketch = hardware.from_astra(text, name=name, device=device)
     _write(given.output, hardware.sketch_text(sketch))
+    for note in sketch.notes:
+        click.echo(f"not taken: {note}", err=True)
 
 
 @command.command("schema", short_help="Print the JSON Schema for editors.")

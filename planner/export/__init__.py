@@ -213,9 +213,9 @@ def export(
     placed = _host_files(plan, written.order)
     complete = replace(
         written,
-        files={**files, **written.files, **placed},
+        files={**files, **_with_device_order(plan, written), **placed},
         left_out=(*written.left_out, *_never_written(plan)),
-        hosts=tuple(_host_lines(plan, written.order)) if placed else (),
+        hosts=(*(_host_lines(plan, written.order) if placed else ()), *_device_lines(plan, written.order)),
     )
     return replace(complete, files={**complete.files, PAGE: _page(plan, exporter, complete)})
 
@@ -282,7 +282,7 @@ def _host_files(plan: Plan, order: Sequence[int]) -> Mapping[str, str]:
     if straight and len(order) <= per:
         return {}
     nodes = [rank // per for rank in order]
-    rows = [f"{at},{rank},node{rank // per},{rank % per}" for at, rank in enumerate(order)]
+    rows = [f"{at},{rank},node{rank // per},{plan.hardware.device_of(rank)}" for at, rank in enumerate(order)]
     files = {
         "hosts.csv": "\n".join(["rank,plan_rank,machine,device", *rows]) + "\n",
         "slurm.hosts": "".join(f"node{node}\n" for node in nodes),
@@ -317,10 +317,35 @@ def _host_lines(plan: Plan, order: Sequence[int]) -> Iterator[str]:
         )
         return
     yield "OpenMPI, DeepSpeed: `--hostfile hostfile`."
-    own = [[rank % per for rank in order if rank // per == node] for node in nodes]
     named = ", ".join(f"`node{node}`" for node in nodes[:4]) + " .." * (len(nodes) > 4)
     yield f"torchrun: `NODE_RANK` 0, 1 .. on {named}."
-    if any(devices != sorted(devices) for devices in own):
-        alike = all(devices == own[0] for devices in own)
-        visible = f"`CUDA_VISIBLE_DEVICES={','.join(map(str, own[0]))}`" if alike else "`CUDA_VISIBLE_DEVICES`"
-        yield f"Devices of a machine are not in the order of its ranks: set {visible} as `hosts.csv` has them."
+
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def _devices_in_order(plan: Plan, order: Sequence[int]) -> list[list[int]]:
+    """By machine, its devices in the order of the framework's ranks; nothing where they are in their own order."""
+    ranks, per = order or range(plan.world_size), plan.hardware.machine_devices
+    machines = dict.fromkeys(rank // per for rank in ranks)
+    own = [[plan.hardware.device_of(rank) for rank in ranks if rank // per == machine] for machine in machines]
+    return own if any(devices != sorted(devices) for devices in own) else []
+
+
+def _device_lines(plan: Plan, order: Sequence[int]) -> Iterator[str]:
+    """A sentence on the order of a machine's devices, where it is not that of its ranks."""
+    own = _devices_in_order(plan, order)
+    if own and all(devices == own[0] for devices in own):
+        visible = ",".join(map(str, own[0]))
+        yield f"Devices of a machine are not in the order of its ranks: set `{_VISIBLE}={visible}`, as `launch.sh`."
+    elif own:
+        yield f"Devices of a machine are not in the order of its ranks: set `{_VISIBLE}` as `hosts.csv` has them."
+
+
+def _with_device_order(plan: Plan, written: Export) -> Mapping[str, str | bytes]:
+    """The files, with a `launch.sh` that shows each process the devices in the order of the ranks."""
+    own, script = _devices_in_order(plan, written.order), written.files.get("launch.sh")
+    if not isinstance(script, str) or not own or any(devices != own[0] for devices in own):
+        return written.files
+    visible = f'export {_VISIBLE}="${{{_VISIBLE}:-{",".join(map(str, own[0]))}}}"'
+    return {**written.files, "launch.sh": script.replace("set -euo pipefail\n", f"set -euo pipefail\n{visible}\n", 1)}

@@ -14,7 +14,6 @@ from planner.hardware.foreign import fitted_line as fitted_line
 from planner.hardware.foreign import from_astra as from_astra
 from planner.hardware.foreign import from_calculon as from_calculon
 from planner.hardware.foreign import from_nccl_tests as from_nccl_tests
-from planner.hardware.foreign import from_topology as from_topology
 from planner.hardware.foreign import kind_of as kind_of
 from planner.hardware.foreign import measured_row as measured_row
 from planner.hardware.loader import DEFAULT_STACK as DEFAULT_STACK
@@ -30,6 +29,7 @@ from planner.hardware.measuring import measure_machine as measure_machine
 from planner.hardware.measuring import measured_device as measured_device
 from planner.hardware.measuring import measured_profile_text as measured_profile_text
 from planner.hardware.tiers import moved_bytes as moved_bytes
+from planner.hardware.topology import from_topology as from_topology
 from planner.hardware.types import HEADROOM as HEADROOM
 from planner.hardware.types import Cluster as Cluster
 from planner.hardware.types import Collective as Collective

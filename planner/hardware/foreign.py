@@ -1,4 +1,4 @@
-"""Imports descriptions of machines from other tools: `nvidia-smi topo -m`, nccl-tests, Calculon, ASTRA-sim."""
+"""Imports descriptions of machines from other tools: nccl-tests, Calculon, ASTRA-sim (topologies: `topology.py`)."""
 
 from __future__ import annotations
 
@@ -13,96 +13,10 @@ import numpy as np
 
 from planner.errors import HardwareError
 from planner.hardware.tiers import moved_bytes
+from planner.hardware.topology_text import is_topology
 from planner.hardware.types import Collective
 from planner.hardware.write import ClusterSketch, LinkSketch
 from planner.units import Dimension, render
-
-NVLINK_BYTE_PER_S: Mapping[str, float] = {
-    "p100": 20e9, "v100": 25e9, "a100": 25e9, "a800": 25e9, "h100": 25e9, "h200": 25e9, "h800": 25e9, "b200": 50e9,
-    "b300": 50e9, "gb200": 50e9, "gb300": 50e9,
-}  # fmt: skip
-"""Bandwidth of one NVLink in one direction, by generation of device (NVIDIA's data sheets)."""
-
-PCIE_BYTE_PER_S = 32e9
-"""Assumed PCIe bandwidth of a device in one direction: generation 4 with 16 lanes."""
-
-_PCIE = re.compile(r"^(PIX|PXB|PHB|NODE|SYS)$")
-_SMI = "nvidia-smi topo -m"
-
-
-def from_topology(text: str, *, name: str, device: str) -> ClusterSketch:
-    """A node from the output of `nvidia-smi topo -m`.
-
-    GPUs joined by NVLinks are a tier; groups of these are joined over PCIe. If some pairs of a group have no NVLink of
-    their own, the group is a mesh with the bandwidth of single wires. Network cards are left out, as the matrix does
-    not say their speed.
-
-    Args:
-        text: the matrix, with or without its legend.
-        name: of the cluster.
-        device: name of the device, from which the speed of its NVLinks follows.
-
-    Raises:
-        HardwareError: the text has no matrix of GPUs, or the groups differ in size.
-    """
-    links = _matrix(text)
-    count = len(links)
-    groups = _groups(links)
-    sizes = sorted({len(group) for group in groups})
-    if len(sizes) > 1:
-        raise HardwareError(f"NVLinks join groups of {sizes} GPUs", where=_SMI, hint="describe the node with --inside")
-    inside: list[LinkSketch] = []
-    if sizes[0] > 1:
-        inside.append(_nvlink(links, groups, device))
-    if len(groups) > 1:
-        inside.append(LinkSketch("pcie", PCIE_BYTE_PER_S, size=len(groups), source=_SMI))
-    about = f"{count} GPUs as {_SMI} shows them"
-    return ClusterSketch(name, device, tuple(inside), about=about)
-
-
-def _matrix(text: str) -> list[list[int]]:
-    """Number of NVLinks between each pair of GPUs, 0 for PCIe.
-
-    Raises:
-        HardwareError: the text has no square matrix.
-    """
-    rows: list[list[str]] = []
-    for line in text.splitlines():
-        words = re.sub(r"\x1b\[[0-9;]*m", "", line).split()
-        if words and re.fullmatch(r"GPU\d+", words[0]) and not (len(words) > 1 and re.fullmatch(r"GPU\d+", words[1])):
-            rows.append(words[1:])
-    count = len(rows)
-    if count < 2 or any(len(row) < count or row[i] != "X" for i, row in enumerate(rows)):
-        raise HardwareError(f"no matrix of GPUs in the {count} lines of GPUs", where=_SMI, hint="paste all of it")
-    links = []
-    for row in rows:
-        cells = [re.fullmatch(r"NV(\d+)", cell) for cell in row[:count]]
-        for cell, match in zip(row, cells, strict=False):
-            if match is None and cell != "X" and not _PCIE.match(cell):
-                raise HardwareError(f"{cell!r} is no link between GPUs", where=_SMI, hint="paste the matrix as it is")
-        links.append([int(match[1]) if match else 0 for match in cells])
-    if any(links[i][j] != links[j][i] for i in range(count) for j in range(i)):
-        raise HardwareError("the matrix is not symmetric", where=_SMI, hint="paste all of it")
-    return links
-
-
-def _groups(links: Sequence[Sequence[int]]) -> list[set[int]]:
-    """Connected components of GPUs over NVLinks."""
-    import networkx
-
-    return [set(group) for group in networkx.connected_components(networkx.from_numpy_array(np.asarray(links)))]
-
-
-def _nvlink(links: Sequence[Sequence[int]], groups: Sequence[set[int]], device: str) -> LinkSketch:
-    """The tier of NVLinks: all links of a GPU behind a switch, or a mesh where pairs have their own wires."""
-    link_rate = next((rate for kind, rate in NVLINK_BYTE_PER_S.items() if kind in device.lower()), 25e9)
-    size = len(groups[0])
-    pairs = [links[i][j] for group in groups for i in group for j in group if i != j]
-    wired = min(pairs) == 0 or len(set(pairs)) > 1
-    count = min(sum(row) for row in links) if wired else pairs[0]
-    peer = link_rate * min(n for n in pairs if n) if wired else None
-    return LinkSketch("nvlink", link_rate, count, size, peer_byte_per_s=peer, source=f"{_SMI}, NV{count} a GPU")
-
 
 _ROW = re.compile(r"^\s*(\d+)\s+(\d+)\s+\w+(?:\s+([a-z]\w*))?(?:\s+(-?\d+))?\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)\s")
 _KINDS = {
@@ -313,11 +227,11 @@ def _mapping(read: Callable[[str], Any], text: str, where: str) -> dict[str, Any
 
 
 def kind_of(text: str) -> str:
-    """Which tool wrote a text: "topology", "nccl", "calculon" or "astra"; "" for none of them."""
+    """What a text is: "topology", "nccl", "calculon" or "astra"; "" for none of them."""
     patterns = {
         "nccl": r"algbw\s+busbw",
-        "topology": r"^\S*GPU0\S*\s+X\b",
         "calculon": r'"mem1"\s*:',
         "astra": r"\bnpus_count\b|units-count",
     }
-    return next((kind for kind, pattern in patterns.items() if re.search(pattern, text, re.M)), "")
+    kind = next((kind for kind, pattern in patterns.items() if re.search(pattern, text, re.M)), "")
+    return "topology" if not kind and is_topology(text) else kind

@@ -41,6 +41,8 @@ DEVICE, STACK = "device", "stack"
 TIERS = ("node", "network")
 BANDWIDTH, PORT = "bandwidth", "port"
 """The name by which a change means the ports of a tier, and the field."""
+_PRICED = (BANDWIDTH, PORT, "latency", "efficiency", "peer", "oversubscription")
+"""Figures of a tier that measured collectives would hide."""
 _NAMES = ("cluster", "device", "stack", "base", "about", "sources", "devices", "level")
 """Fields that identify a profile; they cannot be changed."""
 
@@ -108,7 +110,7 @@ def _set(data: dict[str, Any], path: tuple[str, ...], value: Any, text: str) -> 
     if names and names[0].isdecimal() and owners:
         owners, names = owners[int(names[0]) : int(names[0]) + 1], names[1:]
     for owner in owners or [data]:
-        if owners and names[:1] in ((BANDWIDTH,), (PORT,), ("latency",), ("efficiency",), ("peer",)):
+        if owners and names and names[0] in _PRICED:
             owner.pop("measured", None)  # measured collectives would hide the change
         inside = tuple(PORT if name == BANDWIDTH and owners else name for name in names)
         if not inside or inside[0] not in _fields(data, tier=bool(owners)):

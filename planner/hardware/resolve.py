@@ -177,12 +177,19 @@ def part_of_nodes(spec: ClusterFile, used: int) -> ClusterFile:
         raise HardwareError(f"no {used} devices of a node", where=spec.cluster, hint=hint)
     node = [entry.model_copy(update={"size": size}) for entry, size in zip(spec.node, sizes, strict=True)]
     network = [_fewer_ports(entry, used, full) for entry in spec.network[:1]] + spec.network[1:]
-    pattern = [part.type for part in spec.devices for _ in range(part.count)]
+    pattern = _device_pattern(spec)
     listed = [pattern[i % len(pattern)] for i in range(math.lcm(full, len(pattern)))]
-    kept = [name for i, name in enumerate(listed) if i % full < used]
-    runs = [(name, len(list(run))) for name, run in itertools.groupby(kept)]
-    devices = [DeviceCount(type=name, count=1 if len(runs) == 1 else count) for name, count in runs]
-    return spec.model_copy(update={"node": node, "network": network, "devices": devices})
+    kept = [part for i, part in enumerate(listed) if i % full < used]
+    runs = [(part, len(list(run))) for part, run in itertools.groupby(kept)]
+    devices = [part.model_copy(update={"count": 1 if len(runs) == 1 else count}) for part, count in runs]
+    left = {"node": node, "network": network, "devices": devices, "order": spec.order[:used]}
+    return spec.model_copy(update=left)
+
+
+def _device_pattern(spec: ClusterFile) -> list[DeviceCount]:
+    """Each device of the list in the profile, one an entry."""
+    single = {"count": 1}
+    return [part.model_copy(update=single) for part in spec.devices for _ in range(part.count)]
 
 
 def _fewer_ports(entry: LevelEntry, used: int, full: int) -> LevelEntry:
@@ -221,13 +228,14 @@ def build_cluster(
     for _, message, hint in unfit_nodes(spec, nodes):
         raise HardwareError(message, where=spec.cluster, hint=hint)
     price = spec.node_price.value / node_size if spec.node_price else None
-    pattern = [part.type for part in spec.devices for _ in range(part.count)]
+    pattern = _device_pattern(spec)
     ranks = [pattern[i % len(pattern)] for i in range(node_size * nodes)]
-    names = list(dict.fromkeys(ranks))
-    devices = tuple(build_device(name, types[name], stack, price) for name in names)
-    device_types = np.asarray([names.index(name) for name in ranks], dtype=np.int64)
-    unlike = tuple(_levels(spec, nodes, stack, name) for name in names) if _links_differ(spec) else ()
-    levels = slowest_levels(unlike) if unlike else _levels(spec, nodes, stack)
+    kinds = {(part.type, part.links): part for part in ranks}
+    devices = tuple(build_device(_named(kind), types[kind.type], stack, price) for kind in kinds.values())
+    numbers = {key: number for number, key in enumerate(kinds)}
+    device_types = np.asarray([numbers[part.type, part.links] for part in ranks], dtype=np.int64)
+    unlike = tuple(_levels(spec, nodes, stack, kind) for kind in kinds.values()) if _links_differ(spec) else ()
+    levels = slowest_levels(unlike) if unlike else _levels(spec, nodes, stack, pattern[0])
     count = f"{nodes} node{'s' if nodes > 1 else ''}{f' of {node_size}' if node_size < full else ''}"
     name = spec.cluster if (nodes, node_size) == (spec.nodes, full) else f"{spec.cluster} ({count})"
     return Cluster(
@@ -240,14 +248,20 @@ def build_cluster(
         about=spec.about,
         unlike=unlike,
         host_memory_bytes=spec.host_memory.value if spec.host_memory else 0.0,
+        device_order=() if spec.order == list(range(node_size)) else tuple(spec.order),
     )
+
+
+def _named(kind: DeviceCount) -> str:
+    """Name of devices of a type, with that of their links where they have links of their own."""
+    return f"{kind.type} ({kind.links})" if kind.links else kind.type
 
 
 def _links_differ(spec: ClusterFile) -> bool:
     return any(entry.nodes_of for _, entry in spec.levels())
 
 
-def _levels(spec: ClusterFile, nodes: int, stack: Stack, device: str = "") -> tuple[Level, ...]:
+def _levels(spec: ClusterFile, nodes: int, stack: Stack, device: DeviceCount) -> tuple[Level, ...]:
     """The levels that join more than one child, innermost first, for nodes of a device type."""
     levels: list[Level] = []
     child, left = 1, nodes
@@ -263,20 +277,25 @@ def _levels(spec: ClusterFile, nodes: int, stack: Stack, device: str = "") -> tu
 
 
 def _level(entry: LevelEntry, size: int, child: int, stack: Stack, *, across: bool) -> Level:
-    """A level; between nodes the stack may limit gathers to some ports."""
+    """A level; between nodes the stack may limit gathers to some ports.
+
+    What crosses an oversubscribed level gets the bandwidth of its ports over the oversubscription. Measured collectives
+    are what they were measured to be.
+    """
     port: Port = entry.port
+    carried = 1 / entry.oversubscription.value if entry.oversubscription else 1.0
     peer: PeerLink | None = entry.peer
     fits = entry.measured.rows() if entry.measured else []
     driven = entry.device_ports or max(1.0, port.count / child)
     return Level(
         name=entry.level,
         size=size,
-        byte_per_s=port.byte_per_s * port.count,
-        device_byte_per_s=port.byte_per_s * min(driven, port.count),
+        byte_per_s=carried * port.byte_per_s * port.count,
+        device_byte_per_s=carried * port.byte_per_s * min(driven, port.count),
         latency_s=entry.latency.value,
         efficiency=min(1.0, stack.link_rate * entry.efficiency.value),
         fits=tuple(CollectiveFit(kind, row.ranks, row.latency, row.bandwidth) for kind, row in fits),
-        peer_byte_per_s=peer.byte_per_s if peer else None,
+        peer_byte_per_s=carried * peer.byte_per_s if peer else None,
         torus=entry.torus or 0,
         gather_ports=min(stack.gather_ports, port.count) if across else 0,
     )

@@ -6,6 +6,7 @@ Only the loader imports this module (pydantic takes its time); the rest of the p
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
@@ -84,6 +85,36 @@ class Quantity:
         return {"anyOf": [{"type": "number", "minimum": 0}, text]} if bare else text
 
 
+@dataclass(frozen=True)
+class Proportion:
+    """A ratio of at least 1, written `2:1` or as a bare number."""
+
+    def read(self, text: object) -> float:
+        """The ratio as a number.
+
+        Raises:
+            PydanticCustomError: the text is no ratio, or it is below 1.
+        """
+        match = re.fullmatch(rf"\s*{_RATIO}\s*", str(text))
+        if match is None or isinstance(text, bool) or float(match[2] or 1) == 0:
+            raise finding(f"{text!r} is no ratio", "write 2:1, or 2")
+        value = float(match[1]) / float(match[2] or 1)
+        if not 1 <= value < math.inf:
+            raise finding(f"the ratio {text} is below 1", "2:1 halves the bandwidth, 1:1 leaves it whole")
+        return value
+
+    def __get_pydantic_core_schema__(self, source: type, handler: GetCoreSchemaHandler) -> CoreSchema:
+        written = core_schema.plain_serializer_function_ser_schema(lambda value: f"{value:.6g}:1")
+        return core_schema.no_info_before_validator_function(self.read, handler(source), serialization=written)
+
+    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        text = {"type": "string", "pattern": rf"^\s*{_RATIO}\s*$", "description": "such as 2:1"}
+        return {"anyOf": [{"type": "number", "minimum": 1}, text]}
+
+
+_RATIO = r"([0-9]{1,6}(?:\.[0-9]{1,6})?)(?:\s*:\s*([0-9]{1,6}(?:\.[0-9]{1,6})?))?"
+"""A ratio as it is written: two numbers around a colon, or one."""
+
 Bytes = Annotated[float, Quantity(Dimension.BYTES)]
 Reserve = Annotated[float, Quantity(Dimension.BYTES, 0)]
 ByteRate = Annotated[float, Quantity(Dimension.BYTE_RATE)]
@@ -94,6 +125,7 @@ Fraction = Annotated[float, Quantity(Dimension.FRACTION, 1, 1.0)]
 Part = Annotated[float, Quantity(Dimension.FRACTION, 0, 1.0)]
 Factor = Annotated[float, Quantity(Dimension.FRACTION, 1, 10.0)]
 Price = Annotated[float, Quantity(Dimension.PRICE, 0)]
+Ratio = Annotated[float, Proportion()]
 Count = Annotated[int, Field(strict=True, ge=1)]
 Whole = Annotated[int, Field(strict=True, ge=0)]
 Flag = StrictBool
@@ -229,6 +261,8 @@ class DeviceBody(Strict, use_attribute_docstrings=True):
     """what copies between the device and its host's memory reach; 24 GB/s each way when absent"""
     matrix_unit: Figure[Count] | None = None
     """rows and columns of the matrix units' array, to multiples of which products are padded; 1 when absent"""
+    peer_links: Port | None = None
+    """links to other devices or to their switch (NVLink, xGMI): one of them, and `count` of them; none when absent"""
     price: Figure[Price] | None = None
     """a device and hour, such as `4.10 $/h`"""
 
@@ -258,6 +292,8 @@ class DeviceCount(Strict, use_attribute_docstrings=True):
     """name of a bundled device or of one under `device_types`"""
     count: Count = 1
     """how many in a row"""
+    links: str = ""
+    """name of their links, where devices of one type differ in them; `nodes_of` has the figures by that name"""
 
     @field_validator("type")
     @classmethod
@@ -319,6 +355,8 @@ class LevelEntry(Strict, use_attribute_docstrings=True):
     """the wire between two single devices, in a mesh or torus"""
     torus: Count | None = None
     """dimensions of the torus as which the children are wired, such as 2 for TPU v3"""
+    oversubscription: Figure[Ratio] | None = None
+    """what the children can send at once over what the tier carries, such as `2:1`; 1:1 when absent"""
     latency: Figure[Seconds]
     """start-up time of one message, such as `5 us`"""
     efficiency: Figure[Fraction]
@@ -326,11 +364,11 @@ class LevelEntry(Strict, use_attribute_docstrings=True):
     measured: Measured | None = None
     """measured collectives among devices of this level"""
     nodes_of: dict[str, LinkFigures] = Field(default_factory=dict)
-    """figures that differ in nodes of a device type, by its name"""
+    """figures that differ in nodes of a device type, by its name, or of devices with `links` of that name"""
 
-    def of(self, device: str) -> LevelEntry:
-        """The tier as nodes of a device type have it."""
-        special = self.nodes_of.get(device)
+    def of(self, part: DeviceCount) -> LevelEntry:
+        """The tier as devices of a type, with links of a name, have it."""
+        special = self.nodes_of.get(part.links) or self.nodes_of.get(part.type)
         figures = {k: v for k in LinkFigures.model_fields if (v := getattr(special, k, None)) is not None}
         return self.model_copy(update=figures | ({"measured": None} if figures else {}))
 
@@ -369,6 +407,8 @@ class ClusterFile(Strict, use_attribute_docstrings=True):
     """a device name, or a list of {type, count} in rank order, repeated until the cluster is full"""
     device_types: dict[str, DeviceBody] = Field(default_factory=dict)
     """devices of your own, by name"""
+    order: list[Whole] = Field(default_factory=list)
+    """numbers of a node's devices, as its driver counts them, in the order of the ranks; 0, 1, 2, .. when absent"""
     node: list[LevelEntry] = Field(default_factory=list)
     """levels inside a node, innermost first"""
     network: list[LevelEntry] = Field(default_factory=list)

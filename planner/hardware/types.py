@@ -272,6 +272,8 @@ class Cluster:
         about: one line on what this machine is.
         unlike: by index in `devices`, the levels of nodes of that device type; empty if all nodes have equal links.
         host_memory_bytes: memory of a node's host that training may fill; 0 when unknown, which limits nothing.
+        device_order: numbers of a node's devices, as its driver counts them, in the order of the ranks; empty where
+            rank i of a node has device i.
     """
 
     name: str
@@ -283,6 +285,7 @@ class Cluster:
     about: str = ""
     unlike: tuple[tuple[Level, ...], ...] = ()
     host_memory_bytes: float = 0.0
+    device_order: tuple[int, ...] = ()
 
     @property
     def device_count(self) -> int:

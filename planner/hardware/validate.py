@@ -139,7 +139,7 @@ Finding = tuple[Location, str, str]
 def contradictions(spec: ClusterFile) -> Iterator[Finding]:
     """Parts of a cluster's file, each right by itself, that do not go together."""
     names: set[str] = set()
-    types = [part.type for part in spec.devices]
+    types = [name for part in spec.devices for name in (part.type, part.links) if name]
     for place, level in spec.levels():
         outermost = place == ("network", len(spec.network) - 1)
         if level.size is None and not outermost:
@@ -153,7 +153,11 @@ def contradictions(spec: ClusterFile) -> Iterator[Finding]:
         for name in level.nodes_of:
             if name not in types:
                 hint = did_you_mean(name, types)
-                yield (*place, "nodes_of", name), f"no node has devices of type {name!r}", hint
+                yield (*place, "nodes_of", name), f"no node has devices of type {name!r}, or links of that name", hint
+    for at, part in enumerate(spec.devices):
+        if part.links and not any(part.links in level.nodes_of for _, level in spec.levels()):
+            hint = f"say under `nodes_of: {{{part.links}: ..}}` of a level how they differ"
+            yield ("devices", at, "links"), f"no level has figures of the links {part.links!r}", hint
     inner, listed = spec.node_size, sum(part.count for part in spec.devices)
     if inner % listed and listed % inner:
         message = f"{listed} devices listed, which neither fill a node of {inner} nor whole nodes"
@@ -161,6 +165,9 @@ def contradictions(spec: ClusterFile) -> Iterator[Finding]:
     elif listed > inner * spec.nodes:
         message = f"{listed} devices listed, but nodes: {spec.nodes} of {inner} hold {inner * spec.nodes}"
         yield ("devices",), message, f"set nodes: {listed // inner}, or list fewer"
+    if spec.order and (len(spec.order) != inner or len(set(spec.order)) != inner):
+        message = f"{len(set(spec.order))} different devices in the order of a node of {inner}"
+        yield ("order",), message, f"name each device of a node once, such as {list(range(inner))[:8]}"
     yield from unfit_nodes(spec, spec.nodes)
 
 
@@ -194,6 +201,8 @@ PEAK_FLOP_PER_S = (1e9, 1e18)
 FLOP_PER_BYTE = (1.0, 20_000.0)
 """Plausible ratio of the fastest matrix rate to memory bandwidth."""
 EFFICIENCY = 0.02
+OVERSUBSCRIPTION = 32.0
+"""Largest plausible ratio of what children can send at once to what a tier carries."""
 OUTER_FASTER = 1.5
 """Factor by which a device may plausibly send faster into an outer tier than into the tier inside it."""
 
@@ -249,13 +258,21 @@ def _level(head: Location, level: LevelEntry) -> Iterator[Finding]:
         yield (*head, "port"), message, "16 lanes of generation 5 have 64 GB/s in one direction"
     if level.efficiency.value < EFFICIENCY:
         yield (*head, "efficiency"), f"{level.efficiency.value:.1%} of the bandwidth is not plausible", "70% to 95%"
+    ratio = level.oversubscription.value if level.oversubscription else 1.0
+    if ratio > OVERSUBSCRIPTION:
+        message = f"an oversubscription of {ratio:.6g}:1 is not plausible"
+        yield (*head, "oversubscription"), message, "fat trees have 1:1 to 8:1"
+    if ratio > 1 and level.measured is not None:
+        message = "measured collectives stand as they were measured, without the oversubscription"
+        yield (*head, "oversubscription"), message, "remove it or `measured`, if they were measured without that load"
 
 
 def _faster_outside(spec: ClusterFile) -> Iterator[Finding]:
     """Warnings of tiers into which a device sends much faster than into the tier inside them."""
     devices, inner, inner_name = 1, 0.0, ""
     for place, level in spec.levels():
-        rate = level.port.byte_per_s * level.port.count * level.efficiency.value / devices
+        carried = 1 / level.oversubscription.value if level.oversubscription else 1.0
+        rate = carried * level.port.byte_per_s * level.port.count * level.efficiency.value / devices
         if inner and rate > OUTER_FASTER * inner:
             message = f"a device sends {rate / inner:.3g} times as fast into {level.level!r} as into {inner_name!r}"
             hint = f"{level.level!r} lies outside: check units, `count` and whether the figures are per device"

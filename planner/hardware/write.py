@@ -6,6 +6,7 @@ Figures that a sketch does not give have defaults, which the profile marks as su
 from __future__ import annotations
 
 import io
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.errors import HardwareError, UsageError
-from planner.hardware.document import citations, device_names
+from planner.hardware.document import citations, device_names, looks_like_path
 from planner.hardware.loader import device_types, profile_path, read_profile
 from planner.hardware.types import Collective
 from planner.registry import did_you_mean
@@ -22,16 +23,24 @@ from planner.units import Dimension, parse, render
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
+    from planner.hardware.schema import DeviceFile
+
 
 USUAL_LINKS: Mapping[str, tuple[float, float]] = {
     "nvlink": (5e-6, 0.8),
     "xgmi": (8e-6, 0.75),
+    "pcie-phb": (15e-6, 0.6),
+    "pcie-node": (15e-6, 0.5),
+    "pcie-sys": (20e-6, 0.5),
     "pcie": (10e-6, 0.75),
     "infiniband": (15e-6, 0.85),
     "roce": (15e-6, 0.85),
     "ethernet": (50e-6, 0.8),
 }
 """By kind of link, the default latency of a message in seconds and fraction of the bandwidth that is achievable."""
+
+ASSUMED = "assumed"
+"""Source of figures that no measurement or data sheet stands behind."""
 
 _OTHER = (20e-6, 0.8)
 """Defaults of links of another name."""
@@ -49,8 +58,12 @@ class LinkSketch:
         latency_s: start-up time of a message; None for the default.
         efficiency: achievable fraction of the bandwidth; None for the default.
         peer_byte_per_s: bandwidth between two single devices, one direction, in a mesh; None behind a switch.
-        source: where the figures come from; "" for the user.
+        source: where the figures come from; "" for the user, `ASSUMED` for a usual figure of the bandwidth.
+        verified: false where the source speaks of another machine, or of none.
         measured: measured collectives, as `measured` of a profile.
+        note: what to know about the bandwidth.
+        nodes_of: by name of links, the tier as the devices with these links have it.
+        oversubscription: what the children can send at once over what the tier carries.
     """
 
     name: str
@@ -62,14 +75,20 @@ class LinkSketch:
     peer_byte_per_s: float | None = None
     source: str = ""
     measured: Mapping[str, Any] = field(default_factory=dict)
+    note: str = ""
+    verified: bool = True
+    nodes_of: Mapping[str, LinkSketch] = field(default_factory=dict)
+    oversubscription: float = 1.0
 
     def entry(self) -> dict[str, Any]:
         """The tier as an entry of a profile, with defaults marked."""
         kind = next((known for known in USUAL_LINKS if self.name.lower().startswith(known)), "")
         latency_s, efficiency = USUAL_LINKS.get(kind, _OTHER)
         note = f"usual for {kind or 'a link'}, not measured here"
-        cited = {"source": self.source} if self.source else {}
-        port = {"value": render(self.byte_per_s, Dimension.BYTE_RATE), "direction": "per-direction"}
+        cited: dict[str, Any] = {"source": self.source} if self.source else {}
+        cited |= {} if self.verified else {"verified": False}
+        cited |= {"note": self.note} if self.note else {}
+        port: dict[str, Any] = {"value": render(self.byte_per_s, Dimension.BYTE_RATE), "direction": "per-direction"}
         entry: dict[str, Any] = {"level": self.name}
         entry |= {"size": self.size} if self.size is not None else {}
         entry["port"] = port | ({"count": self.ports} if self.ports > 1 else {}) | cited
@@ -81,9 +100,18 @@ class LinkSketch:
             ("efficiency", self.efficiency, efficiency, Dimension.FRACTION),
         ):
             text = render(usual if value is None else value, dimension)
-            assumed = {"source": "estimate", "verified": False, "note": note}
+            assumed = {"source": ASSUMED, "verified": False, "note": note}
             entry[key] = {"value": text, **(assumed if value is None else cited)}
+        if self.oversubscription > 1:
+            entry["oversubscription"] = f"{self.oversubscription:.6g}:1"
+        if self.nodes_of:
+            entry["nodes_of"] = {name: link.figures() for name, link in self.nodes_of.items()}
         return entry | ({"measured": dict(self.measured)} if self.measured else {})
+
+    def figures(self) -> dict[str, Any]:
+        """The tier's figures alone, as `nodes_of` of a profile has them."""
+        entry = self.entry()
+        return {key: entry[key] for key in ("port", "peer", "latency", "efficiency") if key in entry}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +126,11 @@ class ClusterSketch:
         nodes: number of nodes.
         device_types: by name, further devices as in a profile.
         about: one line on what it is.
+        links: names of the links of a node's devices (`LinkSketch.nodes_of`), in the order of the ranks, "" for those
+            that have what all have; empty where all devices have equal links.
+        order: numbers of a node's devices in the order of the ranks; empty for 0, 1, 2, ...
+        notes: what the profile leaves out of the text that it was made from.
+        sources: citations by short name, of the device types.
     """
 
     name: str
@@ -107,6 +140,10 @@ class ClusterSketch:
     nodes: int = 1
     device_types: Mapping[str, Any] = field(default_factory=dict)
     about: str = ""
+    links: tuple[str, ...] = ()
+    order: tuple[int, ...] = ()
+    notes: tuple[str, ...] = ()
+    sources: Mapping[str, str] = field(default_factory=dict)
 
     def document(self) -> dict[str, Any]:
         """The profile as plain data.
@@ -115,18 +152,48 @@ class ClusterSketch:
             UsageError: no bundled device has the name.
         """
         if self.device not in (*device_names(), *self.device_types):
-            hint = f"{did_you_mean(self.device, device_names())}; `shardplan hardware list --devices` has all"
-            raise UsageError(f"there is no device {self.device!r}", hint=hint)
+            raise _no_device(self.device)
         profile: dict[str, Any] = {"cluster": self.name}
         profile |= {"about": self.about} if self.about else {}
-        profile["devices"] = self.device
+        runs = [(name, len(list(run))) for name, run in itertools.groupby(self.links)]
+        listed = [{"type": self.device, "count": n} | ({"links": name} if name else {}) for name, n in runs]
+        profile["devices"] = listed if any(self.links) else self.device
+        profile |= {"order": list(self.order)} if self.order else {}
         profile |= {"nodes": self.nodes} if self.nodes > 1 else {}
         for key, links in (("node", self.inside), ("network", self.between)):
             profile |= {key: [link.entry() for link in links]} if links else {}
-        return profile | ({"device_types": dict(self.device_types)} if self.device_types else {})
+        profile |= {"device_types": dict(self.device_types)} if self.device_types else {}
+        return profile | ({"sources": dict(self.sources)} if self.sources else {})
 
 
-_OPTIONS = {"ports": "a whole number", "size": "a whole number", "latency": "a time", "efficiency": "a fraction"}
+def _no_device(name: str) -> UsageError:
+    hint = f"{did_you_mean(name, device_names())}; `shardplan hardware list --devices` has all"
+    return UsageError(f"there is no device {name!r}", hint=hint)
+
+
+def device_file(name_or_path: str) -> tuple[DeviceFile, dict[str, Any], dict[str, str]]:
+    """A device by name or file, and what a cluster's profile must say of it: its type by name, with its sources.
+
+    Raises:
+        UsageError: there is no device of the name.
+        HardwareError: there is no such file, it has errors, or describes no device.
+    """
+    from planner.hardware.schema import DeviceFile
+
+    is_path = looks_like_path(name_or_path)
+    if not is_path and name_or_path not in device_names():
+        raise _no_device(name_or_path)
+    spec = read_profile(name_or_path)
+    if not isinstance(spec, DeviceFile):
+        hint = "give a file that begins with `device: NAME`"
+        raise HardwareError(f"{name_or_path!r} is {spec.kind}, not a device", hint=hint)
+    return spec, {spec.device: _plain(spec)} if is_path else {}, dict(spec.sources) if is_path else {}
+
+
+_OPTIONS = {
+    "ports": "a whole number", "size": "a whole number", "latency": "a time", "efficiency": "a fraction",
+    "oversubscription": "a ratio",
+}  # fmt: skip
 
 
 def read_link(text: str, *, where: str = "") -> LinkSketch:
@@ -151,6 +218,9 @@ def read_link(text: str, *, where: str = "") -> LinkSketch:
         if key in ("ports", "size") and not re.fullmatch(r"0*[1-9]\d*", value):
             raise UsageError(f"{option!r} is not {_OPTIONS[key]}", where=where, hint=f"such as {key}=8")
         figures[key] = value
+    ratio = re.fullmatch(r"(\d{1,6}(?:\.\d+)?)(?::1)?", figures.get("oversubscription", "1"))
+    if ratio is None or float(ratio[1]) < 1:
+        raise UsageError("the oversubscription is no ratio", where=where, hint="such as oversubscription=2:1")
     return LinkSketch(
         name.strip(),
         parse(rate.strip(), Dimension.BYTE_RATE),
@@ -158,6 +228,7 @@ def read_link(text: str, *, where: str = "") -> LinkSketch:
         int(figures["size"]) if "size" in figures else None,
         parse(figures["latency"], Dimension.SECONDS) if "latency" in figures else None,
         parse(figures["efficiency"], Dimension.FRACTION) if "efficiency" in figures else None,
+        oversubscription=float(ratio[1]),
     )
 
 
@@ -187,7 +258,9 @@ _HEADER = """\
 # with its source: {{value: 80 GB, source: mleng}}; add `verified: false` and a `note` where they help. Short names of
 # sources are those of the bundled profiles or your own under `sources:`.
 #
-#   devices    a device name, or a list of {{type, count}} in the order of the ranks for a mixed pool
+#   devices    a device name, or a list of {{type, count}} in the order of the ranks for a mixed pool; `links: NAME` too
+#              where devices of one type have unlike links, whose figures stand under `nodes_of: {{NAME: ..}}`
+#   order      numbers of a node's devices in the order of the ranks, where neighbours of the driver are not linked
 #   node       levels of links inside a node, innermost first; `size` is how many devices, then groups, each joins
 #   network    levels that join nodes; the outermost has no size, it grows with --nodes
 #   port       what joins ONE device (or group, or node) to the level: value, count of equal ports, and direction:
@@ -195,6 +268,7 @@ _HEADER = """\
 #   peer       only in a mesh or torus: the wire between two single devices
 #   torus      dimensions of the torus as which devices or nodes are wired: limits what an all-to-all takes
 #   latency    start-up time of one message;  efficiency: achievable fraction of the port's bandwidth
+#   oversubscription  2:1 where the children can send twice what the level carries: bandwidths are divided by it
 #   measured   collectives that were measured here; they replace the model where the number of ranks agrees
 #
 # For completion in an editor:  shardplan hardware schema > hardware.schema.json, and as the first line of this file
@@ -272,7 +346,7 @@ def profile_yaml(content: Mapping[str, Any]) -> str:
 
 
 def _styled(content: Any) -> Any:  # noqa: ANN401
-    """The content in the types of ruamel.yaml, with mappings of scalars on one line."""
+    """The content in the types of ruamel.yaml, with mappings of scalars and lists of numbers on one line."""
     from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
     if isinstance(content, Mapping):
@@ -281,7 +355,10 @@ def _styled(content: Any) -> Any:  # noqa: ANN401
             styled.fa.set_flow_style()
         return styled
     if isinstance(content, list):
-        return CommentedSeq(_styled(item) for item in content)
+        listed = CommentedSeq(_styled(item) for item in content)
+        if all(isinstance(item, int) for item in content):
+            listed.fa.set_flow_style()
+        return listed
     return content
 
 
@@ -314,7 +391,8 @@ def sketch_text(sketch: ClusterSketch) -> str:
     Raises:
         UsageError: no bundled device has the name of its device.
     """
-    return _HEADER.format(file=f"{sketch.name}.yaml") + profile_yaml(sketch.document())
+    left_out = "".join(f"# not taken: {note}\n" for note in sketch.notes)
+    return _HEADER.format(file=f"{sketch.name}.yaml") + left_out + profile_yaml(sketch.document())
 
 
 def with_measured(name_or_path: str | Path, level: str, rows: Mapping[Collective, Mapping[str, Any]], name: str) -> str:

@@ -17,6 +17,7 @@ from planner.plans import sections, shard_sections
 from planner.plans.collectives import all_collectives, exchange_section
 from planner.plans.figures import gap_to, headline_of
 from planner.plans.files import seal
+from planner.plans.idle import fuller_use, idle_count
 from planner.plans.model import Block, BlockRun, compress
 from planner.plans.rank_schedule import RankSchedule, lay_out, meeting
 from planner.plans.readings import requirements, words_in
@@ -62,6 +63,7 @@ def assemble(
     alternatives: Sequence[Candidate] = (),
     schedule: Schedule | None = None,
     given: Given = "",
+    by_rules: bool = False,
 ) -> Plan:
     """Write a configuration that was priced, evaluated and simulated out as a sealed plan; O(nodes + actions).
 
@@ -77,6 +79,7 @@ def assemble(
         alternatives: other priced configurations to list in the plan, without the answer itself.
         schedule: the schedule, if the registry does not know it by the configuration's name.
         given: what the user gave of the schedule (`ScheduleSection.given`); "" for nothing.
+        by_rules: whether a published system's rules chose it, so that nothing is proposed for devices that are idle.
 
     Raises:
         PlanError: the configuration does not fit the chain, the cluster or the shardings.
@@ -105,6 +108,7 @@ def assemble(
     node_size = cluster.node_size or 1
     exchanged = [()] * len(stages) if scheme else all_collectives(stages, decision, rank_shared, formats, node_size)
     split, error = ActionKind.WEIGHT_GRAD in words_in(section), sections.compared_error(cluster, decision)
+    working = {rank for stage in stages for rank in stage.ranks}
     predictions = sections.predictions_section(
         decision, evaluation, proof, exchanged, step=step, split=split, error=error
     )
@@ -141,11 +145,14 @@ def assemble(
             prices,
             chosen=formats,
             global_batch=decision.micro_batch * decision.micro_batches * decision.copies,
-            ranks={rank for stage in stages for rank in stage.ranks},
+            ranks=working,
             iteration_s=evaluation.iteration_s,
             memory_bytes=step.fullest.memory.total,
             capacity_bytes=step.fullest.capacity_bytes,
             error=predictions.measured_error,
+            use=idle_count(cluster, job, len(working))
+            if by_rules
+            else fuller_use(pricer, cluster, job, decision, evaluation, len(working), own_shape=bool(given)),
         ),
     )
     return with_simulation(_with_requirements(plan, divided=bool(staging.divided_modules())), simulated_s)

@@ -15,7 +15,8 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Literal
+from types import MappingProxyType
+from typing import Any, Literal
 
 from planner.costs import Profile
 from planner.costs.errors import MeasuredError
@@ -25,7 +26,7 @@ from planner.hardware.types import Cluster
 from planner.plans.words import significant
 from planner.space.steps import NOTHING_EXPOSED, ExposedSeconds
 from planner.sums import float_sum
-from planner.units import format_number, format_seconds, short_count
+from planner.units import format_number, format_seconds, plural, short_count
 
 MFU_CONVENTION = "MFU counts the products that kernels execute: of causal attention what the mask does not hide"
 """How model FLOPs are counted; see the module."""
@@ -296,6 +297,11 @@ class Headline:
         dollars_per_hour: price of the devices at work, in US dollars; left out where it is not known.
         dollars_per_tera_tokens: price of 10^12 tokens; left out where no price is known, or of models without tokens.
         dollars_per_mega_samples: price of 10^6 samples, of models without tokens.
+        available_devices: devices that the job may use; left out where the plan uses all of them well.
+        fuller_batch: the nearest global batch at which all of them, or more of them, do more samples a second; left out
+            where none was found.
+        fuller_data: data-parallel size there.
+        fuller_gain: further samples a second there, at least, as a part of the plan's.
     """
 
     model: str
@@ -317,6 +323,21 @@ class Headline:
     dollars_per_hour: float = 0.0
     dollars_per_tera_tokens: float = 0.0
     dollars_per_mega_samples: float = 0.0
+    available_devices: int = 0
+    fuller_batch: int = 0
+    fuller_data: int = 0
+    fuller_gain: float = 0.0
+
+    @property
+    def idle_words(self) -> str:
+        """Devices that do nothing, and what would use them; "" where all are well used."""
+        idle = max(0, self.available_devices - self.device_count)
+        batch = f"-b {self.fuller_batch}, " if self.fuller_batch != self.global_batch else ""
+        fuller = f"{batch}DP {self.fuller_data}: +{self.fuller_gain:.0%} samples/s"
+        if not idle:
+            return fuller if self.fuller_batch else ""
+        fewer = f"--devices {self.device_count} is as fast"
+        return f"{idle} of {plural(self.available_devices, 'device')} idle ({fuller if self.fuller_batch else fewer})"
 
     @property
     def device_count(self) -> int:
@@ -367,6 +388,7 @@ class Headline:
             *([f"{self.mfu:.1%} MFU"] if self.mfu else []),
             f"{self.memory_bytes / GIB:.3g} of {self.device_bytes / GIB:.3g} GiB",
             *([price] if self.dollars_per_hour else []),
+            *filter(None, [self.idle_words]),
         )
 
 
@@ -382,6 +404,7 @@ def headline_of(
     memory_bytes: float,
     capacity_bytes: float,
     error: MeasuredError | None = None,
+    use: Mapping[str, Any] = MappingProxyType({}),
 ) -> Headline:
     """The headline of a job on some of the cluster's devices.
 
@@ -396,6 +419,7 @@ def headline_of(
         memory_bytes: of the fullest device.
         capacity_bytes: of that device, without the headroom.
         error: how predictions of such jobs compared with measured runs.
+        use: fields about devices that are not well used (`planner.plans.idle.fuller_use`).
     """
     types = Counter(int(cluster.device_types[rank]) for rank in ranks)
     used = [(cluster.devices[kind], count) for kind, count in sorted(types.items())]
@@ -417,6 +441,7 @@ def headline_of(
         flops_per_sample=significant(flops),
         peak_flop_per_s=float_sum(count * device.matrix_flop_per_s.get(rate_format, 0.0) for device, count in used),
         dollars_per_hour=significant(has_prices * float_sum(count * device.price_per_hour for device, count in used)),
+        **use,
     )
     return bare.at(iteration_s, error)
 

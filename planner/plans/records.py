@@ -62,6 +62,8 @@ class HardwareSection:
         headroom: part of each device's memory that the plan leaves free: capacities of stages are that much smaller.
             Left out where it is 0.
         node_size: devices of a machine; left out where a machine is what the innermost level joins.
+        device_order: numbers of a machine's devices, as its driver counts them, in the order of the ranks; left out
+            where rank i of a machine runs on device i.
     """
 
     name: str
@@ -72,6 +74,7 @@ class HardwareSection:
     stack: str = ""
     headroom: float = 0.0
     node_size: int = 0
+    device_order: tuple[int, ...] = ()
 
     @property
     def machine_devices(self) -> int:
@@ -82,6 +85,16 @@ class HardwareSection:
     def nodes(self) -> int:
         """Machines of the cluster."""
         return self.device_count // self.machine_devices
+
+    @property
+    def device_words(self) -> str:
+        """The devices of a machine in the order of its ranks, in words."""
+        return f"{', '.join(map(str, self.device_order))} (`CUDA_VISIBLE_DEVICES`)"
+
+    def device_of(self, rank: int) -> int:
+        """Number of a rank's device on its machine, as the driver counts."""
+        place = rank % self.machine_devices
+        return self.device_order[place] if self.device_order else place
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,6 +114,7 @@ def hardware_section(cluster: Cluster) -> HardwareSection:
         cluster.stack.name,
         headroom,
         node_size or 0,
+        cluster.device_order,
     )
 
 

@@ -94,8 +94,10 @@ def cluster_report(cluster: hardware.Cluster, profile: Mapping[str, Any]) -> Rep
         profile: its resolved profile (`planner.hardware.resolved_profile`).
     """
     numbers: dict[str, int] = {}
+    order = ", ".join(map(str, cluster.device_order))
+    placed = f"; ranks of a node on its devices {order}" if order else ""
     sections = [
-        Section(lines=(f"{plural(cluster.device_count, 'device')}, fingerprint {cluster.fingerprint[:16]}",)),
+        Section(lines=(f"{plural(cluster.device_count, 'device')}, fingerprint {cluster.fingerprint[:16]}{placed}",)),
         Section(drawing=_tree(cluster)),
     ]
     parts = {level["level"]: level for place in ("node", "network") for level in profile.get(place, ())}

@@ -17,6 +17,7 @@ from planner.plans.comparison import PlanComparison, value_words
 from planner.plans.diff import Area, Change, Value
 from planner.plans.figures import GIB, Headline, headline_of
 from planner.plans.files import plain
+from planner.plans.idle import idle_count
 from planner.plans.rules import ComparedFigure, Metric, Severity
 from planner.plans.words import module_ranges
 from planner.report import svg
@@ -90,6 +91,7 @@ def headline_of_row(comparison: Comparison, row: SystemRow) -> Headline | None:
         memory_bytes=row.memory.total,
         capacity_bytes=row.capacity_bytes,
         error=row.error,
+        use=idle_count(setting.cluster, setting.job, row.devices),
     )
     return headline if comparison.price is None else headline.priced(comparison.price)
 

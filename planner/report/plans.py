@@ -60,7 +60,7 @@ def plan_report(plan: Plan, *, batch_given: bool = True, remark: str = "") -> Re
     doubts = [_warning(note) for note in plan.notes if note.code == NO_RULE]
     step = plan_step(plan)
     counted = [MFU_CONVENTION] if plan.headline is not None and plan.headline.sequence and plan.headline.mfu else []
-    told = (_origin(plan), _sharing(plan), _times(plan, step), counted, _runs_on(plan), _headroom(plan))
+    told = (_origin(plan), _sharing(plan), _times(plan, step), counted, _runs_on(plan), _headroom(plan), _placed(plan))
     facts = (text for lines in told for text in lines)
     sections = [Section(lines=(*about, *doubts, _shape(plan, batch_given), *facts))]
     sections += _stages(plan, chunks=chunked(step))
@@ -109,8 +109,14 @@ def _listed(names: tuple[str, ...]) -> str:
 def _headroom(plan: Plan) -> Iterator[str]:
     """The headroom of memory, if the plan has one."""
     if plan.hardware.headroom:
-        capacities = " or ".join(format_bytes(run.memory_bytes) for run in plan.hardware.devices)
+        capacities = " or ".join(dict.fromkeys(format_bytes(run.memory_bytes) for run in plan.hardware.devices))
         yield f"memory: a headroom of {plan.hardware.headroom:.1%} of {capacities} a device is left free"
+
+
+def _placed(plan: Plan) -> Iterator[str]:
+    """The devices of a machine's ranks, where they are not in the driver's order."""
+    if plan.hardware.device_order:
+        yield f"ranks of a node on its devices {plan.hardware.device_words}"
 
 
 def _shape(plan: Plan, batch_given: bool) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import hashlib
+import os
 import resource
 import time
 from collections.abc import Iterator, Sequence
@@ -229,11 +230,14 @@ class DeviceChoice:
         kind: cpu, cuda or meta.
         backend: of torch.distributed, for tensors of the device.
         gpus: GPUs of this machine that ranks share in turn.
+        order: numbers of a machine's GPUs in the order of the ranks (`HardwareSection.device_order`); empty for 0, 1,
+            2, .. `CUDA_VISIBLE_DEVICES` goes before it.
     """
 
     kind: str = "cpu"
     backend: str = "gloo"
     gpus: int = 0
+    order: tuple[int, ...] = ()
 
     @property
     def start_method(self) -> str:
@@ -243,8 +247,14 @@ class DeviceChoice:
     def open(self, local_rank: int) -> TrainingDevice:
         """The device of a rank, by its number on this machine."""
         if self.kind == "cuda":
-            return CudaDevice(torch.device("cuda", local_rank % self.gpus), self.backend)
+            return CudaDevice(torch.device("cuda", self.gpu_of(local_rank)), self.backend)
         return MetaDevice() if self.kind == "meta" else TrainingDevice(HOST, self.backend)
+
+    def gpu_of(self, local_rank: int) -> int:
+        """Number of the GPU of a rank, by its number on this machine."""
+        if self.order and "CUDA_VISIBLE_DEVICES" not in os.environ:
+            local_rank = self.order[local_rank % len(self.order)]
+        return local_rank % self.gpus
 
 
 def choose(kind: str = AUTO, *, ranks: int = 1, backend: str = AUTO) -> DeviceChoice:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -184,6 +184,7 @@ def run(
     """
     require_executable(plan)
     choice = choose(device, ranks=plan.world_size if alone is None else 1, backend=backend)
+    choice = replace(choice, order=plan.hardware.device_order)
     _require_sensible(plan, choice, check=check, alone=alone)
     model_file = model if isinstance(model, ModelFile) else read_model(model, seed=seed)
     model_file = model_of(plan, model_file)

@@ -239,7 +239,7 @@ def load(
         dist.init_process_group("gloo")
     device, backend = options.pop("device", "auto"), options.pop("backend", "auto")
     if isinstance(device, str):
-        options["device"] = _own_device(device, backend)
+        options["device"] = _own_device(device, backend, parsed_plan.hardware.device_order)
     else:
         options["device"] = device
     seed = int(options.pop("weights_seed", 0))
@@ -247,10 +247,10 @@ def load(
     return Trainer(parsed_plan, model_of(parsed_plan, model_file), dist.get_rank(), **options)
 
 
-def _own_device(kind: str, backend: str) -> TrainingDevice:
+def _own_device(kind: str, backend: str, order: tuple[int, ...]) -> TrainingDevice:
     """The device of a process that `torchrun` started; NCCL is used where all processes have a GPU of their own."""
     local_rank, ranks = (int(os.environ.get(name, default)) for name, default in _LOCAL)
-    choice = choose(kind, ranks=ranks, backend=backend)
+    choice = replace(choose(kind, ranks=ranks, backend=backend), order=order)
     if dist.get_backend() == "gloo" and backend == AUTO:
         own = torch.tensor(int(choice.backend == "nccl"))
         dist.all_reduce(own, op=dist.ReduceOp.MIN)

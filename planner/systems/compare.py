@@ -223,7 +223,7 @@ def plan_of(
         )
     (configuration,), (evaluation,) = written.proposal.parts, written.evaluations
     where = setting.prices, setting.cluster, setting.job
-    plan = assemble(*where, configuration, evaluation, written.iteration_s, provenance=provenance)
+    plan = assemble(*where, configuration, evaluation, written.iteration_s, provenance=provenance, by_rules=True)
     _, exchange_tells, exchange_notes = exchange_details(setting, written)
     tells = {**decided.system.backend, **written.proposal.tells, **exchange_tells}
     section = SystemSection(system.key, system.title, system.source, tells, (*notes, *exchange_notes))

@@ -98,7 +98,7 @@ def test_unknown_hardware_is_one_line(capsys: Capture) -> None:
 def test_lint_prints_every_finding(tmp_path: Path, capsys: Capture) -> None:
     good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
     assert _run("init", "-o", good) == 0
-    bad.write_text(good.read_text().replace("25 GB/s", "25 Gb/s").replace("nodes: 1", "nods: 1"))
+    bad.write_text(good.read_text().replace("25 GB/s", "25 Gb/s", 1).replace("nodes: 1", "nods: 1"))
     capsys.readouterr()
     assert _run("lint", good, bad, tmp_path / "none.yaml") == 4
     out = capsys.readouterr().out
@@ -143,7 +143,13 @@ def test_help_has_examples(name: tuple[str, ...], capsys: Capture) -> None:
 
 def test_the_example_of_the_guide_lints_clean(tmp_path: Path, capsys: Capture) -> None:
     guide = (ROOT / "docs" / "hardware.md").read_text()
-    example, stack = re.findall(r"```yaml\n(.*?)```", guide, flags=re.DOTALL)
+    *examples, stack = re.findall(r"```yaml\n(.*?)```", guide, flags=re.DOTALL)
+    example = examples[0]
+    assert len(examples) == 3
+    for number, text in enumerate(text for text in examples if text.startswith("cluster:")):
+        each = tmp_path / f"example{number}.yaml"
+        each.write_text(text)
+        assert _run("lint", "--strict", each) == 0, capsys.readouterr().out
     mine = tmp_path / "mine.yaml"
     mine.write_text(stack)
     assert _run("lint", mine) == 0

@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 
 from planner.costs import Profile
+from planner.errors import ModelError
 from planner.graph import Chain, Graph, build_chain
 from planner.hardware import Cluster, Curve, Device, Level
 from planner.operators import Origin
 from planner.plans import Plan, Provenance, assemble, seal
 from planner.sharding import StageSharding
 from planner.space import (
+    BlockCosts,
     Candidate,
     Certificate,
     Configuration,
@@ -133,7 +135,17 @@ def priced(graph: Graph, chain: Chain, profile: Profile, shardings: Mapping[int,
         graph_at=lambda size: graph,
         profiles=lambda size: (profile,),
         stage_shardings=lambda decision: shardings or {},
+        costs_of=_of_one_batch,
     )
+
+
+def _of_one_batch(configuration: Configuration) -> list[BlockCosts]:
+    """Prices of the toy at another batch.
+
+    Raises:
+        ModelError: always: it has those of its own batch only.
+    """
+    raise ModelError("the toy is priced at its own batch only", hint="take that batch")
 
 
 def prices(graph: Graph) -> Profile:

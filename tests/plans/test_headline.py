@@ -77,8 +77,9 @@ def test_images_and_categories_are_no_tokens(name: str, batch: int) -> None:
 
 def test_the_line_leaves_out_what_is_not_known() -> None:
     plan = make_plan()
-    assert (
-        str(plan.headline) == "toy, 3 x toy-gpu, 6 samples a step: 500 ms, 4 samples/s/device, 18.0% MFU, 3 of 16 GiB"
+    assert str(plan.headline) == (
+        "toy, 3 x toy-gpu, 6 samples a step: 500 ms, 4 samples/s/device, 18.0% MFU, 3 of 16 GiB, "
+        "5 of 8 devices idle (--devices 3 is as fast)"
     )
     assert "dollars_per_hour" not in json.loads(planner.dump_plan(plan))["headline"]
 
