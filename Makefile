@@ -9,7 +9,7 @@ INPUTS ?= 100000
 SEED ?= 1
 CPU_TORCH ?= 2.13.0+cpu
 
-.PHONY: help plan torch test test-backends fuzz check format docs clean
+.PHONY: help plan torch test test-backends fuzz leaves check format docs clean
 
 help:
 	@echo "make plan    run the main job on a bundled model and cluster, and show the result"
@@ -17,6 +17,7 @@ help:
 	@echo "make test-backends  run what is exported in JAX, transformers, DeepSpeed, Megatron and torch themselves, which it installs"
 	@echo "make torch   install torch, the one for GPUs (3 GB) where there is no other"
 	@echo "make fuzz    read 100,000 mutated files (INPUTS=..., SEED=...); prints how each fault is run again"
+	@echo "make leaves  change every value of plans of all kinds, and list the changes that 'check' does not find (an hour)"
 	@echo "make check   formatting, lint, types, layering"
 	@echo "make format  rewrite the code as 'make check' wants it"
 	@echo "make docs    rewrite what the pages of docs/ take from the package"
@@ -51,6 +52,9 @@ test-backends: torch
 
 fuzz: $(BIN)/.ready
 	$(BIN)/python -m tests.fuzz --count $(INPUTS) --seed $(SEED)
+
+leaves: $(BIN)/.ready
+	$(BIN)/python -m tests.leaves $(SHAPES)
 
 check: $(BIN)/.ready
 	$(BIN)/ruff check .

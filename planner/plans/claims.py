@@ -1,4 +1,6 @@
-"""Check what a plan claims beside its decision: the headline, which follows from the rest, and the free choice."""
+"""Check what a plan says twice or beside its decision: the headline, which follows from the rest, the free choice, and
+the memory that is left free.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,15 @@ from planner.plans.types import Plan
 from planner.units import format_seconds
 
 WITH_HEADLINE = (0, 2)
-"""The first version of this program whose plans have a headline."""
+"""The first version of this program whose plans have a headline, and say what they leave free."""
 
 
 def check_claims_alone(plan: Plan) -> list[Finding]:
-    """Findings about the headline and the free choice, from the file alone; O(ranks)."""
+    """Findings about headline, free choice and headroom, from the file alone; O(ranks)."""
     findings = [Finding(Fault.FIGURES, words) for words in _free_choice(plan)]
+    if plan.options.headroom != plan.hardware.headroom and version_of(plan) >= WITH_HEADLINE:
+        path = ("options", "headroom")
+        findings.append(Difference(path, plan.options.headroom, plan.hardware.headroom).finding(plan, Fault.OPTIONS))
     if plan.headline is None:
         missing = Finding(Fault.FIGURES, "headline: nothing in the file")
         return [*findings, missing] if version_of(plan) >= WITH_HEADLINE else findings
@@ -48,11 +53,16 @@ def headline_from(plan: Plan, said: Headline) -> Headline:
         plan: a plan whose stages are those of its configuration.
         said: its headline.
     """
-    used = _devices(plan)
+    used, reached_s = _devices(plan), plan.predictions.reached_s
+    batch = plan.micro_batches.global_batch
+    if not used or reached_s <= 0 or batch < 1:
+        return said  # these are found by other checks
     steps = max((spec.shape[1] for spec in plan.model.inputs if _are_indices(spec.dtype, spec.shape)), default=0)
     sequence = steps if said.sequence and steps > 1 else 0
-    batch = plan.micro_batches.global_batch
-    memory_bytes, device_bytes = _fullest(plan, [run for run, _ in used]) or (said.memory_bytes, said.device_bytes)
+    memory_bytes, device_bytes = _fullest(plan, said, [run for run, _ in used]) or (
+        said.memory_bytes,
+        said.device_bytes,
+    )
     counts = Counter[str]()
     for run, count in used:
         counts[run.device] += count
@@ -66,7 +76,7 @@ def headline_from(plan: Plan, said: Headline) -> Headline:
         memory_bytes=memory_bytes,
         device_bytes=device_bytes,
     )
-    return bare.at(plan.predictions.reached_s, plan.predictions.measured_error)
+    return bare.at(reached_s, plan.predictions.measured_error)
 
 
 def _are_indices(dtype: str, shape: tuple[int, ...]) -> bool:
@@ -82,14 +92,17 @@ def _devices(plan: Plan) -> list[tuple[DeviceRun, int]]:
     return [(run, count) for run, count in zip(runs, counts, strict=True) if count]
 
 
-def _fullest(plan: Plan, runs: list[DeviceRun]) -> tuple[int, int] | None:
+def _fullest(plan: Plan, said: Headline, runs: list[DeviceRun]) -> tuple[int, int] | None:
     """(bytes, all memory) of the device that is the fullest; None where a device has several stages."""
     if any(len(plan.stages_of(group[0])) > 1 for stage in plan.stages for group in stage.replicas):
         return None
     fullest = max(plan.predictions.stages, key=lambda terms: terms.memory.total_bytes / max(1, terms.capacity_bytes))
+    total_bytes = fullest.memory.total_bytes
+    if 0 <= total_bytes - said.memory_bytes < len(dataclasses.fields(fullest.memory)):  # each kind is rounded up
+        total_bytes = said.memory_bytes
     filled = 1 - plan.hardware.headroom
     sizes = [run.memory_bytes for run in runs if math.floor(run.memory_bytes * filled) >= fullest.capacity_bytes]
-    return fullest.memory.total_bytes, min(sizes, default=fullest.capacity_bytes)
+    return total_bytes, min(sizes, default=fullest.capacity_bytes)
 
 
 def _free_choice(plan: Plan) -> Iterator[str]:
@@ -104,7 +117,7 @@ def _free_choice(plan: Plan) -> Iterator[str]:
         yield "free_choice: a plan that is for no framework is the free choice itself, and says only why"
     elif len(stated) not in (0, 3) or bool(stated) == bool(free.reason) or (free.needs and not stated):
         listed = " and ".join(stated) or "nothing"
-        yield f"free_choice: it has {listed} of a plan, expected summary, iteration_s and bound_s, or a reason for none"
+        yield f"free_choice: it has {listed} of a plan; expected summary, iteration_s and bound_s, or a reason"
     if free.iteration_s is None or free.bound_s is None:
         return
     if free.bound_s > free.iteration_s * (1 + RELATIVE):
