@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from planner.graph import DType
 from planner.plans.figures import Headline
 from planner.plans.findings import RELATIVE, Difference, Fault, Finding
+from planner.plans.model import OF_FILE
 from planner.plans.records import DeviceRun
 from planner.plans.types import Plan
 from planner.units import format_seconds
@@ -23,18 +24,32 @@ WITH_HEADLINE = (0, 2)
 def check_claims_alone(plan: Plan) -> list[Finding]:
     """Findings about headline, free choice and headroom, from the file alone; O(ranks)."""
     findings = [Finding(Fault.FIGURES, words) for words in _free_choice(plan)]
-    if plan.options.headroom != plan.hardware.headroom and version_of(plan) >= WITH_HEADLINE:
-        path = ("options", "headroom")
-        findings.append(Difference(path, plan.options.headroom, plan.hardware.headroom).finding(plan, Fault.OPTIONS))
+    if version_of(plan) >= WITH_HEADLINE:
+        findings += _said_twice(plan)
     if plan.headline is None:
-        missing = Finding(Fault.FIGURES, "headline: nothing in the file")
-        return [*findings, missing] if version_of(plan) >= WITH_HEADLINE else findings
+        return findings
     right = headline_from(plan, plan.headline)
     for field in dataclasses.fields(right):  # exactly: the same few operations on the same figures
         said, derived = getattr(plan.headline, field.name), getattr(right, field.name)
         if said != derived:
             findings.append(Difference(("headline", field.name), said, derived).finding(plan, Fault.FIGURES))
     return findings
+
+
+def _said_twice(plan: Plan) -> Iterator[Finding]:
+    """Findings about what plans of before need not have, or say once."""
+    if plan.headline is None:
+        yield Finding(Fault.FIGURES, "headline: nothing in the file")
+    if plan.options.headroom != plan.hardware.headroom:
+        path = ("options", "headroom")
+        yield Difference(path, plan.options.headroom, plan.hardware.headroom).finding(plan, Fault.OPTIONS)
+    repeats = plan.options.whole_stages or any(stage.recompute for stage in plan.configuration.stages)
+    if plan.configuration.whole_stages and not repeats:
+        path = ("configuration", "whole_stages")
+        yield Difference(path, said=True, right=False).finding(plan, Fault.OPTIONS)
+    of_file = [name for name in OF_FILE if getattr(plan.model, name) and name != "separated"]
+    if of_file and not plan.model.file_sha256:
+        yield Finding(Fault.FIGURES, f"model.{of_file[0]} is said of a model file, and model.file_sha256 is not said")
 
 
 def version_of(plan: Plan) -> tuple[int, ...]:
