@@ -17,7 +17,7 @@ BACKENDS_MAY_LACK := --may-lack gpu,shared
 endif
 UNLESS_CI = [ "$(CI)" != true ] && echo
 
-.PHONY: help plan torch test test-backends fuzz mutants check format docs golden clean
+.PHONY: help plan torch test test-backends fuzz leaves mutants check format docs golden clean
 
 help:
 	@echo "make plan    run the main job on a bundled model and cluster, and show the result"
@@ -27,6 +27,7 @@ help:
 	@echo "make torch   install torch, the one for GPUs (3 GB) where there is no other"
 	@echo "make fuzz    read 100,000 mutated files (INPUTS=..., SEED=...); prints how each fault is run again"
 	@echo "make mutants PACKAGE=exchange  change one line at a time (COUNT=20, SEED=1) and see whether the package's own tests fail"
+	@echo "make leaves  change every value of plans of all kinds, and list the changes that 'check' does not find (an hour)"
 	@echo "make check   formatting, lint, types, layering"
 	@echo "make format  rewrite the code as 'make check' wants it"
 	@echo "make docs    rewrite what the pages of docs/ take from the package"
@@ -66,6 +67,9 @@ fuzz: $(BIN)/.ready
 
 mutants: $(BIN)/.ready
 	$(BIN)/python -m tests.mutants $(PACKAGE) --count $(COUNT) --seed $(SEED)
+
+leaves: $(BIN)/.ready
+	$(BIN)/python -m tests.leaves $(SHAPES)
 
 check: $(BIN)/.ready
 	$(BIN)/ruff check .

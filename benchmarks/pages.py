@@ -16,6 +16,7 @@ from pathlib import Path
 
 from benchmarks.backends_page import with_backends
 from benchmarks.formulas_page import formulas_page
+from benchmarks.plan_page import key_rows
 from benchmarks.schedules_page import measured_rows, schedule_rows
 from benchmarks.systems_page import with_outputs, with_sections
 from planner.hardware.collectives import ALGORITHMS
@@ -61,6 +62,7 @@ PAGES: dict[str, Callable[[str], str]] = {
     "diff.md": lambda text: with_table(text, rule_rows()),
     "formulas.md": lambda _: formulas_page(),
     "hardware.md": lambda text: with_table(text, algorithm_rows()),
+    "plan.md": lambda text: with_table(text, key_rows()),
     "plan.schema.json": lambda _: json.dumps(plan_schema(), indent=1, ensure_ascii=False) + "\n",
     "schedules.md": _schedules,
     "systems.md": with_sections,

@@ -9,7 +9,6 @@ import operator
 import os
 import re
 import subprocess
-import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -376,8 +375,8 @@ def file_at(path: str) -> Iterator[str]:
     if content is None:
         yield path
         return
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / Path(path).name.rpartition(":")[2]
+    with planner.processes.scratch("revision") as folder:
+        copy = folder / Path(path).name.rpartition(":")[2]
         copy.write_bytes(content)
         yield str(copy)
 

@@ -288,7 +288,7 @@ LACKING = 9
     metavar="SECONDS",
     default=60.0,
     show_default=True,
-    help="Time limit of a new search that checks bound, proof and alternatives; 0 for no search.",
+    help="Time limit of a new search that checks bound, proof, alternatives and free choice; 0 for no search.",
 )
 @flag(
     "--replan",
@@ -304,8 +304,8 @@ def check(given: Options) -> int:
     finding.
 
     With --model and --hardware, the plan's configuration is evaluated anew and every value of the file is compared with
-    the result; a new search checks bound, proof and alternatives. With only one of them, the plan is compared with the
-    model or the hardware. What could not be checked is listed.
+    the result; a new search checks bound, proof, alternatives and free choice. With only one of them, the plan is
+    compared with the model or the hardware. What could not be checked is listed.
 
     With --replan the plan is made anew, which takes as long as `shardplan plan`; differences are shown as by
     `shardplan diff`.

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 from planner.errors import OutputError
+from planner.processes import tidied
 
 STANDARD = "-"
 """The name of standard output, and of standard input."""
@@ -94,15 +95,16 @@ def _replace(target: Path, data: bytes, mode: int | None) -> None:
     """Replace or create a regular file, with the permissions `mode` of the old one."""
     if mode is not None and not os.access(target, os.W_OK):
         raise PermissionError("the file is write-protected")
-    handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.chmod(temporary, stat.S_IMODE(mode) if mode is not None else 0o666 & ~_umask())
-        os.replace(temporary, target)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    with tidied():
+        handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+            os.chmod(temporary, stat.S_IMODE(mode) if mode is not None else 0o666 & ~_umask())
+            os.replace(temporary, target)
+        except BaseException:
+            os.unlink(temporary)
+            raise
 
 
 def _umask() -> int:

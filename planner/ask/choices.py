@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from planner.api import plan as plan_job
+from planner.check import asked_job
 from planner.errors import InfeasibleError, JobError, ShardplanError, UsageError
 from planner.graph import Graph
 from planner.hardware.types import Cluster, Level, with_headroom
@@ -32,7 +33,7 @@ from planner.space.evaluate_many import Evaluations
 from planner.space.job_options import LIMITS, as_written, given, without
 from planner.space.named import Degrees
 from planner.space.types import Job
-from planner.systems.backends import ANY, backends_of, within_limits
+from planner.systems.backends import backends_of, within_limits
 
 OPEN: Mapping[str, tuple[str, ...]] = {
     "micro-batch": ("1", "2", "4", "8", "16"), "zero": ("0", "1"), "recompute": ("never", "core_attn", "always"),
@@ -321,7 +322,7 @@ def find_worth(
     """
     if plan.system is not None or plan.schedule.given:
         raise UsageError("the plan is not of a search", hint="plan the job with `shardplan plan`")
-    job = plan.options if plan.runs_on or plan.free_choice else dataclasses.replace(plan.options, backends=(ANY,))
+    job = asked_job(plan)
     base_s = plan.predictions.reached_s
     gains = [_planned(words, graph, other, job, base_s) for words, other in _clusters(cluster)]
     if larger is not None:

@@ -28,6 +28,7 @@ from planner.graph import Graph
 from planner.hardware import load_cluster
 from planner.plans.explain import plan_shape
 from planner.plans.figures import Headline
+from planner.processes import end, end_with_parent
 from planner.registry import did_you_mean
 from planner.space.types import Job
 
@@ -253,9 +254,7 @@ def _rows(points: Sequence[Point], workers: int, on: str) -> Iterator[SweepRow]:
 def _executor(workers: int, on: str) -> Iterator[concurrent.futures.Executor]:
     """Processes of this machine, or those of a dask scheduler."""
     if not on:
-        start = multiprocessing.get_context("spawn")
-        with concurrent.futures.ProcessPoolExecutor(workers, mp_context=start) as pool:
-            yield pool
+        yield from _local_pool(workers)
         return
     try:
         from distributed import Client
@@ -267,6 +266,18 @@ def _executor(workers: int, on: str) -> Iterator[concurrent.futures.Executor]:
         raise UsageError(f"no dask scheduler answers: {error}", where=on, hint="start one: dask scheduler") from error
     with client, client.get_executor() as executor:
         yield executor
+
+
+def _local_pool(workers: int) -> Iterator[concurrent.futures.Executor]:
+    """Processes of this machine, which end with this one, and at once when it is interrupted."""
+    start, others = multiprocessing.get_context("spawn"), multiprocessing.active_children()
+    pool = concurrent.futures.ProcessPoolExecutor(workers, mp_context=start, initializer=end_with_parent)
+    with pool:
+        try:
+            yield pool
+        except BaseException:
+            end([process for process in multiprocessing.active_children() if process not in others])
+            raise
 
 
 def with_pareto(rows: Sequence[SweepRow]) -> tuple[SweepRow, ...]:

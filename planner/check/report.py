@@ -1,7 +1,7 @@
 """Check a plan completely: all findings, and what could not be checked.
 
 Its configuration is evaluated anew with the same pricing, evaluation, simulation and assembly as planning; the bound,
-the proof and the alternatives are compared with those of a new search.
+the proof, the alternatives and the free choice are compared with those of a new search.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from planner.simulate.timeline import times_of
 from planner.space import evaluate, play_terms
 from planner.space.jobs import allowed_sizes
 from planner.space.pricer import Pricer
-from planner.space.types import Certificate, Violation
+from planner.space.types import Certificate, Job, Violation
 from planner.systems import decide_again
 from planner.systems.backends import ANY, BACKENDS
 from planner.systems.backends.needs import lacks, running
@@ -139,23 +139,35 @@ def replan(plan: Plan, graph: Graph, cluster: Cluster) -> Plan:
         anew = predict(graph, cluster, plan.options, plan).plan
     else:
         anew = _searched_again(plan, graph, cluster)
-        if anew.free_choice is None:
-            anew = dataclasses.replace(anew, free_choice=plan.free_choice)
     return seal(dataclasses.replace(_priced_as(plan, anew), provenance=now))
 
 
 def _searched_again(plan: Plan, graph: Graph, cluster: Cluster, progress: Progress | None = None) -> Plan:
     """The result of a search with the plan's options."""
     user_schedule = schedule_of(plan) if plan.schedule.given == "orders" else None
-    options = dataclasses.replace(plan.options, backends=plan.options.backends or (ANY,))
-    return api.plan(graph, cluster, options, orders=user_schedule, progress=progress, provenance=plan.provenance)
+    return api.plan(
+        graph, cluster, asked_job(plan), orders=user_schedule, progress=progress, provenance=plan.provenance
+    )
 
 
+def asked_job(plan: Plan) -> Job:
+    """The job that a search has to be given to make a plan.
+
+    A plan for frameworks names them in its options. One without was asked for without regard to them, unless it says as
+    its free choice why none of the usual ones takes it.
+    """
+    if plan.options.backends or plan.free_choice is not None:
+        return plan.options
+    return dataclasses.replace(plan.options, backends=(ANY,))
+
+
+_CLAIMED = "bound, proof, alternatives and free choice"
+"""What only another search can tell, in words."""
 _BOUND = ("bound_s", "gap", "proven_optimal", "space", "tried_bound_s", "line_bound_s")
 
 
 def check_claims(plan: Plan, graph: Graph, cluster: Cluster, limit_s: float) -> ClaimCheck:
-    """Search again, and compare bound, proof and alternatives with those of the plan.
+    """Search again, and compare bound, proof, alternatives and free choice with those of the plan.
 
     Args:
         plan: the plan.
@@ -167,7 +179,7 @@ def check_claims(plan: Plan, graph: Graph, cluster: Cluster, limit_s: float) -> 
         ShardplanError: the search fails.
     """
     if limit_s <= 0:
-        return (), ("bound, proof and alternatives: no search was made",), ""
+        return (), (f"{_CLAIMED}: no search was made",), ""
     end = time.monotonic() + limit_s
 
     def stop(done: int, total: int, best_s: float, bound_s: float) -> None:
@@ -177,18 +189,18 @@ def check_claims(plan: Plan, graph: Graph, cluster: Cluster, limit_s: float) -> 
     try:
         again = _searched_again(plan, graph, cluster, stop)
     except TimeoutError:
-        return (), (f"bound, proof and alternatives: searching anew takes more than {limit_s:g} s",), ""
+        return (), (f"{_CLAIMED}: searching anew takes more than {limit_s:g} s",), ""
     found = list(differences(plan, dataclasses.replace(again, model=again.model.comparable(plan.model))))
     decided = [each for each in found if each.path[0] not in ("predictions", "alternatives", "free_choice")]
     wrong = [each for each in found if each.path[0] == "predictions" and each.path[1] in _BOUND]
     if not decided:
-        wrong += [each for each in found if each.path[0] == "alternatives"]
+        wrong += [each for each in found if each.path[0] in ("alternatives", "free_choice")]
         return wrong, (), ""
     wrong = [each for each in wrong if each.path[1] in ("bound_s", "space")]
     more = f", and {len(decided) - 1} more" if len(decided) > 1 else ""
     seconds = format_seconds(again.predictions.reached_s)
     otherwise = f"the search decides otherwise, for {seconds} an iteration: {decided[0]}{more}"
-    return wrong, ("alternatives: the search decides otherwise",), otherwise
+    return wrong, ("alternatives and free choice: the search decides otherwise",), otherwise
 
 
 BREAKING = frozenset((Fault.STRUCTURE, Fault.ORDERS))
@@ -228,7 +240,8 @@ def check_plan(
         plan: the plan.
         graph: the model, at any batch.
         cluster: the hardware.
-        search_s: time limit in seconds of a search that checks bound, proof and alternatives; no search by default.
+        search_s: time limit in seconds of a search that checks bound, proof, alternatives and free choice; no search by
+            default.
         backends: names of training frameworks that must be able to run the plan as it is.
 
     Raises:
@@ -312,7 +325,7 @@ def _without(plan: Plan, graph: Graph | None, cluster: Cluster | None) -> list[s
     lines = [
         f"{both}: whether times, bytes and collectives of the stages are what their operators cost",
         f"{both}: whether memory is as the options (precision, optimizer, ZeRO, recomputation) make it",
-        f"{both}: bound, proof and alternatives; coverage, notes and what is not modelled",
+        f"{both}: {_CLAIMED}; coverage, notes and what is not modelled",
     ]
     if graph is None:
         lines.append("with the model: operators, edges, parameters, boundary tensors, names of blocks and modules")
@@ -343,7 +356,7 @@ def _anew(
             if otherwise and not prices_may_differ:
                 findings.append(Finding(Fault.DIFFERS, otherwise, PLAN_AGAIN))
         elif is_searched(plan):
-            claims = ("bound, proof and alternatives: the figures that they are about differ",)
+            claims = (f"{_CLAIMED}: the figures that they are about differ",)
     except ShardplanError as error:
         return [Finding(Fault.UNPRICED, error.problem.message, error.problem.hint)], ()
     prices = [difference for difference in wrong if is_price(difference.path)] if prices_may_differ else []
@@ -362,7 +375,7 @@ def other_version(plan: Plan) -> bool:
 def is_price(path: KeyPath) -> bool:
     """True if a value of the file is a price, or follows from prices and the hardware profile alone."""
     inside = path[0] == "shardings" and any(part in ("figures", "collectives") for part in path)
-    return inside or path[0] in ("predictions", "alternatives", "exchange", "hardware")
+    return inside or path[0] in ("predictions", "alternatives", "exchange", "hardware", "headline", "free_choice")
 
 
 def _repriced(plan: Plan, anew: Plan, cluster: Cluster, wrong: Sequence[Difference]) -> str:

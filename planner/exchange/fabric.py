@@ -229,7 +229,14 @@ def fabric_of(cluster: Cluster, ranks: Sequence[int] | None = None, servers: Ser
 
 @dataclass(frozen=True, slots=True)
 class LinkBytes:
-    """Bytes of one iteration over the links of a level: the busiest port out and in, and all ports together."""
+    """Bytes of one iteration over the links of a level.
+
+    Attributes:
+        level: name of the level.
+        out_bytes: out of the busiest port.
+        in_bytes: into the busiest port.
+        total_bytes: through all ports together.
+    """
 
     level: str
     out_bytes: int

@@ -226,7 +226,14 @@ NO_RULE = "no-rule"
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something assumed, dropped or impossible, to be said to the reader by name."""
+    """Something assumed, dropped or impossible, to be said to the reader by name.
+
+    Attributes:
+        level: how much it matters.
+        code: its kind, in a word that programs read.
+        message: what it is, in a line.
+        where: the node, tensor or weight that it is about; left out where there is none.
+    """
 
     level: NoteLevel
     code: str

@@ -24,6 +24,7 @@ from planner.graph import Graph, TensorKind, build_chain
 from planner.hardware.types import neighbours
 from planner.memory import room_bytes
 from planner.plans.assemble import block_table, in_model, staged
+from planner.plans.claims import check_claims_alone
 from planner.plans.figures import Alternative, StagePrediction, gap_to
 from planner.plans.files import to_document
 from planner.plans.findings import PLAN_AGAIN, RELATIVE, ROUNDED, Fault, Finding, differences, stage_in
@@ -174,6 +175,7 @@ def check_figures(plan: Plan) -> list[Finding]:
     """
     findings = [*_negative((), to_document(plan))]
     findings += [Finding(Fault.FIGURES, words) for words in (*_hardware(plan), *_bounds(plan), *_alternatives(plan))]
+    findings += check_claims_alone(plan)
     for stage, terms in zip(plan.stages, plan.predictions.stages, strict=True):
         wrong = (*_device(plan, stage, terms), *_terms(stage, terms))
         findings += [Finding(Fault.FIGURES, words, stage=stage.index) for words in wrong]

@@ -38,7 +38,16 @@ IDLE_CONVENTION = "1 - (forward + backward + update time summed over ranks) / (r
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
-    """Memory of one device of a stage, by kind."""
+    """Memory of one device of a stage, by kind.
+
+    Attributes:
+        weights_bytes: weights, in all versions that are kept.
+        gradients_bytes: gradients of weights.
+        optimizer_bytes: optimizer state, with master weights.
+        activations_bytes: what is kept for the backward of all micro-batches in flight.
+        workspace_bytes: what the operator at work needs beside.
+        reserve_bytes: context of the runtime, loaded kernels and communication buffers.
+    """
 
     weights_bytes: int
     gradients_bytes: int

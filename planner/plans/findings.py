@@ -100,6 +100,9 @@ RELATIVE = 1e-6
 ROUNDED = 1e-8
 """Tolerance of fractions that are computed from rounded figures."""
 
+_LEFT_OVER = ("gap", "bubble_fraction")
+"""Fractions that are what one rounded figure leaves of another."""
+
 _SHOWN = 60
 
 
@@ -183,22 +186,14 @@ def _name(value: object) -> str:
 
 
 def _same(path: KeyPath, said: Any, right: Any) -> bool:  # noqa: ANN401
-    """True if two values differ by rounding at most.
-
-    Whole bytes, except sizes of tensors, may differ by one byte unless one of them is 0, floats in their last digits;
-    all else must be equal.
-    """
+    """True if two values are equal, or floats that differ in their last digits."""
     key = str(path[-1])
     numbers = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in (said, right))
     if not numbers or said == right:
         return bool(said == right) and (type(said) is type(right) or _texts(said, right))
-    if key.endswith("bytes") and path[0] != "boundaries":
-        if isinstance(said, float) or isinstance(right, float):
-            return math.isclose(said, right, rel_tol=RELATIVE)
-        return bool(said and right) and math.isclose(said, right, rel_tol=RELATIVE * 1e-3, abs_tol=1.0)
     if isinstance(said, int) and isinstance(right, int):
         return False
-    return math.isclose(said, right, rel_tol=RELATIVE, abs_tol=0.0 if key.endswith("_s") else ROUNDED)
+    return math.isclose(said, right, rel_tol=RELATIVE, abs_tol=ROUNDED if key in _LEFT_OVER else 0.0)
 
 
 def _texts(said: Any, right: Any) -> bool:  # noqa: ANN401

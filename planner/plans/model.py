@@ -26,7 +26,13 @@ class Loss(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A tensor that enters or leaves the model, at the plan's micro-batch size, in the type it is trained in."""
+    """A tensor that enters or leaves the model.
+
+    Attributes:
+        name: its name in the model.
+        shape: at the plan's micro-batch size.
+        dtype: the type that it has in training.
+    """
 
     name: str
     shape: tuple[int, ...]

@@ -39,7 +39,15 @@ class DeviceRun:
 
 @dataclass(frozen=True, slots=True)
 class LinkLevel:
-    """One tier of links, joining `size` groups of the tier below; one direction, before efficiency."""
+    """One tier of links.
+
+    Attributes:
+        name: its name in the profile.
+        size: groups of the tier below that it joins; devices, for the innermost.
+        byte_per_s: bandwidth of a link in one direction, before efficiency.
+        device_byte_per_s: the part of it that a device can use alone, likewise.
+        latency_s: of a message.
+    """
 
     name: str
     size: int
@@ -212,7 +220,12 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Duplicated:
-    """Parameter-free operators (masks, rotary tables) that each of some stages computes for itself."""
+    """Parameter-free operators (masks, rotary tables) that each of some stages computes for itself.
+
+    Attributes:
+        nodes: the operators, by the name of their first output, in order.
+        stages: the stages, ascending.
+    """
 
     nodes: tuple[str, ...]
     stages: tuple[int, ...]
@@ -254,8 +267,14 @@ class SharedParameter:
 
     With `reduction` "sum" their gradients are summed before every update, so that the copies stay equal: by each rank
     in the last exchange (`S`) that it runs of these stages. With "none", where the pipeline never drains, each stage
-    updates a copy of its own with its own gradient. `names` are the initializers that stand for it: the parameter
-    itself and its tied copies.
+    updates a copy of its own with its own gradient.
+
+    Attributes:
+        parameter: its name.
+        names: initializers that stand for it: the parameter itself and its tied copies.
+        stages: the stages that hold it, ascending.
+        reduction: whether the gradients of these stages are summed.
+        bytes: of its gradient.
     """
 
     parameter: str
@@ -388,7 +407,12 @@ class TensorExchange:
 
 @dataclass(frozen=True, slots=True)
 class FusedMessage:
-    """Gradients, or parts of them, that travel together: names of the weights, bytes on one rank."""
+    """Gradients, or parts of them, that travel together.
+
+    Attributes:
+        tensors: names of the weights.
+        bytes: on one rank.
+    """
 
     tensors: tuple[str, ...]
     bytes: int

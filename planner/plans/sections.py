@@ -66,7 +66,12 @@ def _separated(graph: Graph) -> tuple[SeparatedWeight, ...]:
 
 
 def _of_file(section: ModelSection, graph: Graph, source: SourceFile) -> ModelSection:
-    """The section with the model file's hash and the constants to change in it for the graph's batch."""
+    """The section with the model file's hash and the constants to change in it for the graph's batch.
+
+    It says nothing of a file that is gone since it was read.
+    """
+    if not source.sha256:
+        return section
     section = dataclasses.replace(section, file_sha256=source.sha256, identities=graph.identities)
     written = source.written
     shapes = {name: written.tensors[name].shape for name in written.inputs}

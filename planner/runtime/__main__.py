@@ -36,6 +36,11 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
         "--backend", default="auto", choices=["auto", "gloo", "nccl"],
         help="exchanges; auto: NCCL where each process has a GPU of its own, else gloo [auto]",
     )  # fmt: skip
+    parser.add_argument(
+        "--interface", default="", metavar="NAME",
+        help="network interface on which exchanges listen, without authentication; needed on several machines "
+        "[the loopback]",
+    )  # fmt: skip
     parser.add_argument("--load", default="", help="go on from this checkpoint, also of another plan")
     parser.add_argument("--save", default="", help="write a checkpoint here at the end")
     return parser.parse_args(argv)
@@ -51,6 +56,7 @@ def main(argv: list[str] | None = None) -> int:
         trainer = load(
             plan, model, learning_rate=given.learning_rate, loss=given.loss, dtype=dtype, seed=given.seed,
             times=given.steps if plan.schedule.continuous else 1, device=given.device, backend=given.backend,
+            interface=given.interface,
         )  # fmt: skip
         if given.load:
             trainer.load(given.load)

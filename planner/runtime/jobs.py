@@ -15,9 +15,10 @@ from planner.errors import UsageError
 from planner.plans import Plan
 from planner.plans.step import plan_step
 from planner.play import weight_part_s
+from planner.processes import scratch
 from planner.runtime.data import Data, data_by_name, loss_by_name
 from planner.runtime.device import DeviceChoice, TrainingDevice, choose
-from planner.runtime.launch import Link, in_process, run_ranks, scratch
+from planner.runtime.launch import Link, in_process, run_ranks
 from planner.runtime.model_file import ModelFile, read_model
 from planner.runtime.reference import gradient_error, reference
 from planner.runtime.requirements import require_executable

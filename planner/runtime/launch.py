@@ -8,11 +8,9 @@ import datetime
 import multiprocessing
 import multiprocessing.connection
 import os
-import signal
-import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,9 @@ import torch.distributed as dist
 
 from planner.errors import RunError, ShardplanError
 from planner.plans import Plan
+from planner.processes import end, end_with_parent, scratch
 from planner.runtime.device import DeviceChoice, TrainingDevice
+from planner.runtime.network import listen_on, loopback
 from planner.runtime.orders import sequences
 
 Body = Callable[[int, "Link"], Any]
@@ -67,6 +67,7 @@ def ready_to_fork() -> None:
 def _join(rank: int, world: int, store: str, timeout_s: float) -> None:
     """Join the process group of all ranks; without a store there is none, since the rank runs alone."""
     if store:
+        listen_on(loopback())
         dist.init_process_group(
             "gloo", init_method=f"file://{store}", rank=rank, world_size=world,
             timeout=datetime.timedelta(seconds=timeout_s),
@@ -76,9 +77,7 @@ def _join(rank: int, world: int, store: str, timeout_s: float) -> None:
 def _child(
     body: Body, rank: int, world: int, store: str, link: Link, timeout_s: float, choice: DeviceChoice, local: int
 ) -> None:
-    with contextlib.suppress(OSError):
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent()
     torch.set_num_threads(1)
     code = 0
     try:
@@ -133,33 +132,22 @@ def run_ranks(
     context: Any = multiprocessing.get_context(device.start_method)
     world = plan.world_size
     places = context.Array(ctypes.c_long, 2 * world, lock=False)
-    with tempfile.TemporaryDirectory(prefix="shardplan-") as folder:
+    with scratch("run") as folder:
         pipes, processes = {}, {}
-        store = str(Path(folder) / "store") if alone is None else ""
-        for local, rank in enumerate(range(world) if alone is None else [alone]):
-            receiver, sender = context.Pipe(duplex=False)
-            link = Link(places, sender, rank)
-            arguments = body, rank, world, store, link, 4 * timeout_s, device, local
-            process = context.Process(target=_child, args=arguments, daemon=True)
-            process.start()
-            sender.close()
-            pipes[rank] = receiver
-            processes[rank] = process
+        store = str(folder / "store") if alone is None else ""
         try:
+            for local, rank in enumerate(range(world) if alone is None else [alone]):
+                receiver, sender = context.Pipe(duplex=False)
+                link = Link(places, sender, rank)
+                arguments = body, rank, world, store, link, 4 * timeout_s, device, local
+                process = context.Process(target=_child, args=arguments, daemon=True)
+                process.start()
+                sender.close()
+                pipes[rank] = receiver
+                processes[rank] = process
             return _Watch(plan, pipes, processes, places, timeout_s, told).results()
         finally:
-            _end(list(processes.values()))
-
-
-def _end(processes: list[Any]) -> None:
-    """Wait for the processes to exit, and kill those that do not."""
-    until = time.monotonic() + _GRACE_S
-    for process in processes:
-        process.join(max(0.0, until - time.monotonic()))
-    for process in processes:
-        if process.is_alive():
-            process.kill()
-            process.join()
+            end(processes.values(), grace_s=_GRACE_S)
 
 
 class _Watch:
@@ -257,13 +245,6 @@ class _Watch:
         return str(actions[place]) if place < len(actions) else "the end of an iteration"
 
 
-@contextlib.contextmanager
-def scratch(name: str) -> Iterator[Path]:
-    """A temporary folder."""
-    with tempfile.TemporaryDirectory(prefix=f"shardplan-{name}-") as folder:
-        yield Path(folder)
-
-
 def in_process(body: Callable[[TrainingDevice], Mapping[str, Any]], path: Path, choice: DeviceChoice) -> None:
     """Run a function in another process on a device and save the tensors that it returns to a file.
 
@@ -275,21 +256,23 @@ def in_process(body: Callable[[TrainingDevice], Mapping[str, Any]], path: Path, 
     context: Any = multiprocessing.get_context(choice.start_method)
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_saved, args=(body, path, choice, sender), daemon=True)
-    process.start()
-    sender.close()
     try:
+        process.start()
+        sender.close()
         error_or_none = receiver.recv()
     except EOFError:
         error_or_none = RunError(
             "the process ended without an answer", where="the whole model", hint="is memory short?"
         )
-    process.join()
+    finally:
+        end([process], grace_s=_GRACE_S)
     if error_or_none is not None:
         raise error_or_none
 
 
 def _saved(body: Callable[[TrainingDevice], Mapping[str, Any]], path: Path, choice: DeviceChoice, sender: Any) -> None:  # noqa: ANN401
     """Run the body of `in_process`, save what it returns, and send None, or the error."""
+    end_with_parent()
     try:
         device = choice.open(0)
         with device.used():

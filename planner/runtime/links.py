@@ -6,7 +6,6 @@ import contextlib
 import os
 import pickle
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,7 +17,9 @@ import torch.distributed as dist
 from planner.errors import RunError, UsageError
 from planner.hardware import LinkSketch, MachineFigures, fitted_line, measure_machine, measured_row
 from planner.hardware.types import Collective
+from planner.processes import end, end_with_parent, scratch
 from planner.runtime.groups import all_gather, reduce_scatter
+from planner.runtime.network import listen_on, loopback
 
 RUNS_OF: Mapping[int, int] = {4 << 10: 50, 64 << 10: 50, 1 << 20: 20, 8 << 20: 8, 64 << 20: 3}
 """How often each size in bytes is exchanged."""
@@ -71,13 +72,18 @@ def measure_links(ranks: int, *, on_gpus: bool = False, runs_of: Mapping[int, in
         raise UsageError(f"{ranks} rank exchanges nothing", hint="measure 2 or more")
     if on_gpus and torch.cuda.device_count() < ranks:
         raise UsageError(f"{ranks} ranks, but torch sees {torch.cuda.device_count()} GPUs", hint="use fewer ranks")
-    with tempfile.TemporaryDirectory(prefix="shardplan-links-") as folder, _own_cores(ranks):
+    with scratch("links") as folder, _own_cores(ranks):
+        arguments = ranks, on_gpus, folder, runs_of
+        started = torch.multiprocessing.spawn(_rank, args=arguments, nprocs=ranks, join=False, daemon=True)
         try:
-            torch.multiprocessing.spawn(_rank, args=(ranks, on_gpus, folder, runs_of), nprocs=ranks)
+            while not started.join():
+                pass
         except Exception as error:  # what a rank raised, as torch hands it on
             reason = next((line for line in reversed(str(error).splitlines()) if line.strip()), "")
             raise RunError(reason, where="measuring links", hint="--debug shows the traceback") from error
-        seconds, machine = pickle.loads((Path(folder) / "found").read_bytes())
+        finally:
+            end(started.processes)
+        seconds, machine = pickle.loads((folder / "found").read_bytes())
     collectives_s = {kind: by_bytes for kind, by_bytes in seconds.items() if kind != PING}
     return MeasuredLink("nccl" if on_gpus else "gloo", ranks, seconds[PING], collectives_s, machine)
 
@@ -95,7 +101,9 @@ def _own_cores(ranks: int) -> Iterator[None]:
             os.environ.update({name: value} if value is not None else {})
 
 
-def _rank(rank: int, ranks: int, on_gpus: bool, folder: str, runs_of: Mapping[int, int]) -> None:
+def _rank(rank: int, ranks: int, on_gpus: bool, folder: Path, runs_of: Mapping[int, int]) -> None:
+    end_with_parent()
+    listen_on(loopback())
     device = torch.device("cuda", rank) if on_gpus else torch.device("cpu")
     if on_gpus:
         torch.cuda.set_device(device)
@@ -109,7 +117,7 @@ def _rank(rank: int, ranks: int, on_gpus: bool, folder: str, runs_of: Mapping[in
     machine = None if on_gpus else measure_machine()
     if rank == 0:
         seconds[PING] = {size: s / 2 for size, s in seconds[PING].items()}
-        (Path(folder) / "found").write_bytes(pickle.dumps((seconds, machine)))
+        (folder / "found").write_bytes(pickle.dumps((seconds, machine)))
     dist.barrier()
     dist.destroy_process_group()
 

@@ -18,6 +18,7 @@ from planner.runtime.device import AUTO, TrainingDevice, choose
 from planner.runtime.groups import Communicator
 from planner.runtime.interpreter import Values
 from planner.runtime.model_file import ModelFile, read_model
+from planner.runtime.network import join_others
 from planner.runtime.requirements import require_executable, require_model
 from planner.runtime.shapes import with_known_shapes
 from planner.runtime.weights import MakeOptimizer
@@ -214,6 +215,8 @@ def _of_copy(replica: int) -> str:
 def load(
     plan: Plan | str | Path,
     model: ModelFile | str | Path | object,
+    *,
+    interface: str = "",
     **options: Any,  # noqa: ANN401
 ) -> Trainer:
     """A trainer for this process.
@@ -223,20 +226,21 @@ def load(
     Args:
         plan: the plan, or its file.
         model: the ONNX file, or a model in memory.
+        interface: network interface on which exchanges listen, such as `eth0`; by default the loopback where all
+            processes are on one machine, else what `GLOO_SOCKET_IFNAME` names.
         options: those of `Trainer`, but `device` may be a name, or "auto" as it is by default (`device.choose`): the
             GPU of the number that `torchrun` gave the process on its machine. `backend` is that of the exchanges;
             `weights_seed` the seed of weights whose data are not in the file.
 
     Raises:
         PlanError: the plan cannot be read, its parts contradict each other, or something in it is not executed.
-        UsageError: torch.distributed is not initialised, and the environment does not have what that needs.
+        UsageError: torch.distributed is not initialised, and the environment does not have what that needs; or the
+            processes are on several machines, and no interface is named.
     """
     parsed_plan = plan if isinstance(plan, Plan) else read(plan)
     require_executable(parsed_plan)
     if not dist.is_initialized():
-        if "RANK" not in os.environ:
-            raise UsageError("torch.distributed is not ready", hint="start by torchrun, or call init_process_group")
-        dist.init_process_group("gloo")
+        join_others(interface)
     device, backend = options.pop("device", "auto"), options.pop("backend", "auto")
     if isinstance(device, str):
         options["device"] = _own_device(device, backend, parsed_plan.hardware.device_order)

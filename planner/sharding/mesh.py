@@ -38,7 +38,12 @@ class AxisRole(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One axis of a mesh: its name and the number of ranks along it."""
+    """One axis of a mesh.
+
+    Attributes:
+        name: its name.
+        size: ranks along it.
+    """
 
     name: str
     size: int

@@ -29,16 +29,23 @@ KEEP_ALL = RecomputeChoice()
 
 @dataclass(frozen=True, slots=True)
 class StageChoice:
-    """One stage (a chunk, where workers hold several): blocks `start` (inclusive) to `stop` (exclusive).
+    """One stage (a chunk, where workers hold several) on `replicas` groups of `ranks` devices.
 
-    It runs on `replicas` groups of `ranks` devices. The ranks of a group share every operator, in the way that
-    `sharding` says: an index into the shardings of the micro-batch size (`BlockCosts.sharding`), 0 for none.
-
-    `recompute` runs the forward of all its layers again in the backward pass, with `layers` of the first so many of
-    them (`planner.space.layers`), `repeats` that of modules by name only (`planner.operators.modules`). `offload` names
-    modules whose activations, as far as they are kept for the backward pass and no other module keeps them, lie in the
-    host's memory until then; `LAYER_INPUT` where all layers are recomputed, which keep nothing else. Of the ranks,
-    `context` share the sequence (CP), and to `expert` samples and experts are dealt (EP).
+    Attributes:
+        start: its first block.
+        stop: the block behind its last one.
+        replicas: groups of ranks that take micro-batches in turn, in one copy of the pipeline.
+        recompute: the forward of all its layers runs again in the backward pass, or of the first `layers` of them.
+        ranks: devices of a group, which share every operator.
+        sharding: how they share it: an index into the shardings of the micro-batch size (`BlockCosts.sharding`), 0 for
+            none.
+        context: ranks of a group that share the sequence (CP).
+        expert: ranks of a group to which samples and experts are dealt (EP).
+        repeats: names of modules whose forward runs again (`planner.operators.modules`), without `recompute`.
+        offload: names of modules whose activations, as far as they are kept for the backward pass and no other module
+            keeps them, lie in the host's memory until then; `LAYER_INPUT` where all layers are recomputed, which keep
+            nothing else.
+        layers: the first layers that are recomputed (`planner.space.layers`); 0 for all.
     """
 
     start: int

@@ -5,6 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import signal
+import subprocess
+import sys
 import time
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -16,6 +19,7 @@ from planner import UsageError
 from planner.ask import Store, SweepRow, points_of, read_axes, run_point
 from planner.plans import Headline
 from tests.cli.plan_files import run
+from tests.listeners import is_running, needs_proc, tree, until
 
 GPT2 = (("model", "gpt2"), ("hardware", "dgx-a100"), ("seq", "128"), ("for", "any"))
 
@@ -170,3 +174,25 @@ def test_dask_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(UsageError, match="--on needs dask"):
         planner.sweep([GPT2], on="tcp://127.0.0.1:1")
+
+
+SWEEP = """
+import planner
+if __name__ == "__main__":
+    points = [(("model", "gpt2"), ("hardware", "dgx-a100"), ("batch", str(8 * k))) for k in range(1, 500)]
+    planner.sweep(points, workers=2)
+"""
+
+
+@needs_proc
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_workers_end_with_the_sweep(number: signal.Signals, tmp_path: Path) -> None:
+    script = tmp_path / "sweep.py"
+    script.write_text(SWEEP)
+    with subprocess.Popen([sys.executable, str(script)], stderr=subprocess.DEVNULL) as process:
+        assert until(lambda: len(tree(process.pid)) >= 4)  # itself, two workers, and a process that Python adds
+        processes = tree(process.pid)
+        time.sleep(2)
+        process.send_signal(number)
+        process.wait(20)
+    assert until(lambda: not any(map(is_running, processes)))

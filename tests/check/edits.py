@@ -13,6 +13,7 @@ Document = dict[str, Any]
 Edit = Callable[[Document], bool | None]
 TIMES = ("forward_s", "backward_s", "recompute_s", "receive_s", "return_s", "sync_s", "exposed_sync_s", "tied_sync_s",
          "update_s")  # fmt: skip
+OF_DEVICES = ("flop_per_s_per_device", "mfu")
 TB = 10**12
 
 
@@ -58,7 +59,7 @@ def prediction(key: str, change: Callable[[Any], Any]) -> Edit:
 
 
 def every_time(factor: float) -> Edit:
-    """All times of all stages and of the whole, as if the machine were faster."""
+    """All times of all stages, of the whole and of the headline, as if the machine were faster."""
 
     def edit(d: Document) -> None:
         said = d["predictions"]
@@ -68,6 +69,12 @@ def every_time(factor: float) -> Edit:
         for key in ("iteration_s", "bound_s", "simulated_iteration_s"):
             said[key] *= factor
         said["samples_per_s"] /= factor
+        line = d["headline"]
+        slower = ("iteration_s", "low_s", "high_s", "dollars_per_tera_tokens", "dollars_per_mega_samples")
+        faster_by = {key: 1 / factor for key in ("samples_per_s", "tokens_per_s_per_device", *OF_DEVICES)}
+        for key, by in {**dict.fromkeys(slower, factor), **faster_by}.items():
+            if key in line:
+                line[key] = float(f"{line[key] * by:.9g}")
 
     return edit
 
