@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from planner.errors import UsageError
+from planner.escaping import prose_name
 from planner.plans import Block, Plan, ShardedBlock, Sharding
 from planner.plans.readings import base_name, block_items, layer_name, layers
 from planner.schedules import ActionKind
@@ -196,6 +197,11 @@ def some_of(names: Sequence[str]) -> str:
     return ", ".join(dict.fromkeys(names[:2])) + (" .." if len(names) > 2 else "")
 
 
+def some_in_prose(names: Sequence[str]) -> str:
+    """The first two names, in a sentence of Markdown, and dots where there are more."""
+    return some_of([*map(prose_name, names)])
+
+
 def precision_base(plan: Plan) -> str:
     """The precision without its options."""
     return plan.options.precision.partition(":")[0]
@@ -284,7 +290,7 @@ def module_styles(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def split_otherwise(plan: Plan) -> tuple[str, ...]:
-    """Modules whose weights a plan cuts otherwise than tensor-parallel layers of frameworks do, and how.
+    """Modules whose weights a plan cuts otherwise than tensor-parallel layers of frameworks do, and how, as Markdown.
 
     There the words of an embedding are cut, and of the linear layers of a module the last by rows, the others by
     columns.
@@ -296,8 +302,8 @@ def split_otherwise(plan: Plan) -> tuple[str, ...]:
     for own in modules.values():
         linear = [module for module, style in own if style in ("colwise", "rowwise")]
         rows = {module for module, style in own if style == "rowwise"}
-        found += [f"{module} by rows" for module in linear[:-1] if module in rows]
-        found += [f"{module} by columns" for module, style in own if style == "embedding columns"]
+        found += [f"{prose_name(module)} by rows" for module in linear[:-1] if module in rows]
+        found += [f"{prose_name(module)} by columns" for module, style in own if style == "embedding columns"]
     return tuple(found)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from planner.documents import pretty
+from planner.escaping import prose_name
 from planner.export import Export, Exporter, Gap, readings, register
 from planner.plans import Plan, Requirement
 from planner.systems.backends import BACKENDS
@@ -89,7 +90,7 @@ def _write(plan: Plan) -> Export:
     }
     if len(plan.stages) > 1:
         files["schedule.csv"] = readings.schedule_csv(plan)
-        mapped[f"the order {plan.schedule.name}"] = "`schedule.csv` (`compute_only`)"
+        mapped[f"the order {prose_name(plan.schedule.name)}"] = "`schedule.csv` (`compute_only`)"
     left_out = [
         f"The precision {plan.options.precision} and the optimizer {plan.options.optimizer}: cast the model, or give "
         "`fully_shard` a `MixedPrecisionPolicy`.",

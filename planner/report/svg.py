@@ -6,8 +6,8 @@ import math
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from html import escape
 
+from planner.escaping import html
 from planner.units import format_number
 
 Point = tuple[float, float]
@@ -40,7 +40,7 @@ def svg(width: float, height: float, style: str, body: Iterable[str]) -> str:
 def text(x: float, y: float, words: str, style: str = "", anchor: str = "start") -> str:
     """A text whose start, middle or end is at a position."""
     optional = {"class": style, "text-anchor": "" if anchor == "start" else anchor}
-    return _element("text", {"x": x, "y": y, **optional}, escape(words))
+    return _element("text", {"x": x, "y": y, **optional}, html(words))
 
 
 def line(style: str, x1: float, y1: float, x2: float, y2: float) -> str:
@@ -55,7 +55,7 @@ def rect(style: str, x: float, y: float, width: float, height: float) -> str:
 
 def circle(style: str, x: float, y: float, radius: float, tip: str = "") -> str:
     """A disc with a tooltip."""
-    inside = f"<title>{escape(tip)}</title>" if tip else ""
+    inside = f"<title>{html(tip)}</title>" if tip else ""
     return _element("circle", {"class": style, "cx": x, "cy": y, "r": radius}, inside)
 
 
@@ -67,7 +67,7 @@ def polygon(style: str, corners: Sequence[Point]) -> str:
 def _element(name: str, attributes: dict[str, str | float], inside: str = "") -> str:
     """An element; attributes with an empty value are left out."""
     written = "".join(
-        f' {key}="{escape(value) if isinstance(value, str) else _number(value)}"'
+        f' {key}="{html(value) if isinstance(value, str) else _number(value)}"'
         for key, value in attributes.items()
         if value != ""
     )
