@@ -156,7 +156,9 @@ def progress_line(silent: bool, *, counted: bool, doing: str = "searching") -> I
     later.start()
 
     def draw(**fields: Any) -> None:  # noqa: ANN401
-        shown = {key: planner.escaping.visible(v) if isinstance(v, str) else v for key, v in fields.items()}
+        shown: dict[str, Any] = {
+            name: planner.escaping.visible(value) if isinstance(value, str) else value for name, value in fields.items()
+        }
         bar.update(task, **shown)
 
     try:

@@ -135,7 +135,8 @@ def _cluster(name: str, plans: Sequence[Any]) -> Any:  # noqa: ANN401
     for plan in plans:
         for nodes in (None, plan.hardware.nodes):
             try:
-                sized = planner.load_cluster(name, nodes=nodes, stack=plan.hardware.stack)
+                stack = planner.hardware.named_stack(plan.hardware.stack)
+                sized = planner.load_cluster(name, nodes=nodes, stack=stack)
             except planner.ShardplanError:  # the profile does not have so many nodes: it belongs to the other plan
                 continue
             if sized.fingerprint == plan.hardware.fingerprint:

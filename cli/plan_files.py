@@ -82,7 +82,7 @@ def _worth(plan: Any, graph: Any, cluster: Any, against: Options) -> Any:  # noq
 
     def larger() -> Any:  # noqa: ANN401
         nodes = cluster.device_count // cluster.node_size + 1
-        return _options.load_hardware(against, nodes=nodes, stack=against.stack or plan.hardware.stack)
+        return _options.load_hardware(against, nodes=nodes, stack=cluster.stack)
 
     with progress_line(False, counted=False, doing="planning with more of everything"):
         return planner.find_worth(plan, graph, cluster, larger if cluster.node_size else None)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 PAGE = "EXPORT.md"
 """Name of the page that lists how each part of the plan was written."""
 
+
 @dataclass(frozen=True, slots=True)
 class Gap:
     """A feature that a plan needs and a framework cannot express, and a hint how to plan without it."""
@@ -221,9 +222,10 @@ def export(
 
 def _never_written(plan: Plan) -> Iterator[str]:
     """Parts of a plan that no framework has a setting for."""
+    stack = prose_name(plan.hardware.stack or "unnamed")
     yield (
         f"The predicted iteration of {plan.predictions.iteration_s:.6g} s: times, memory and the overlap of exchanges "
-        f"with computation that the prediction assumes (stack {prose_name(plan.hardware.stack or 'unnamed')}) are no settings."
+        f"with computation that the prediction assumes (stack {stack}) are no settings."
     )
     if plan.duplicated:
         yield (

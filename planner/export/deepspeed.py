@@ -119,8 +119,8 @@ def _write(plan: Plan) -> Export:
     tables = [module for module, style in readings.module_styles(plan) if style.startswith(("embedding", "logits"))]
     if tables and "tensor_parallel" in document:
         left_out.append(
-            f"Words of {readings.some_in_prose(tables)} cut over a group: AutoTP keeps the embedding whole, and cuts the "
-            "logits by rows, with a sum of all of them behind."
+            f"Words of {readings.some_in_prose(tables)} cut over a group: AutoTP keeps the embedding whole, and cuts "
+            "the logits by rows, with a sum of all of them behind."
         )
     if degrees.expert > 1 and not _auto_experts(plan):
         left_out.append(
@@ -128,9 +128,8 @@ def _write(plan: Plan) -> Export:
             f"`deepspeed.moe.layer.MoE(ep_size={degrees.expert})`; no setting of the configuration does it."
         )
     if piped and plan.shared_parameters:
-        left_out.append(
-            "Tied weights: `TiedLayerSpec` for " + ", ".join(prose_name(s.parameter) for s in plan.shared_parameters) + "."
-        )
+        tied = ", ".join(prose_name(shared.parameter) for shared in plan.shared_parameters)
+        left_out.append(f"Tied weights: `TiedLayerSpec` for {tied}.")
     return Export(
         {"ds_config.json": pretty(document) + "\n", "launch.sh": script, **pipeline},
         mapped,

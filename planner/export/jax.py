@@ -124,7 +124,8 @@ def _write(plan: Plan) -> Export:
     }
     if offload:
         policy = "`jax.checkpoint_policies.save_and_offload_only_these_names`, from `device` to `pinned_host`"
-        mapped["activations in the host's memory"] = f"`offload`: {', '.join(map(prose_name, offload))}, as named for {policy}"
+        named = ", ".join(map(prose_name, offload))
+        mapped["activations in the host's memory"] = f"`offload`: {named}, as named for {policy}"
     left_out = (
         "Layouts of activations: the compiler follows those of weights and inputs; `with_sharding_constraint` fixes "
         "more of them.",
