@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import pkgutil
 from collections.abc import Iterator
@@ -47,6 +48,10 @@ def _missing_features(plan: Plan) -> Iterator[Gap]:
     degrees = readings.degrees(plan)
     if degrees.expert > 1 and plan.configuration.zero == SHARDED_WEIGHTS and degrees.tensor > 1:
         yield Gap("experts dealt to ranks beside AutoTP in ZeRO-3", "`shardplan plan --tp 1` or `--zero 2`")
+    own = itertools.chain.from_iterable(readings.own_weights(plan))
+    if len(plan.stages) > 1 and (outside := [*readings.scattered_weights(plan), *own]):
+        named = readings.some_of(outside)
+        yield Gap(f"weights that are in no layer of one stage alone ({named})", "`shardplan plan --pp 1`")
 
 
 def _auto_experts(plan: Plan) -> bool:
