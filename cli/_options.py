@@ -245,7 +245,9 @@ def load_against(own_stack: str, given: Options) -> tuple[Any, Any]:
         if getattr(given, name, None) and not getattr(given, needed):
             raise click.UsageError(f"{flag} needs --{needed}")
     graph = load_graph(given) if given.model else None
-    return graph, load_hardware(given, stack=given.stack or own_stack) if given.hardware else None
+    if not given.hardware:
+        return graph, None
+    return graph, load_hardware(given, stack=given.stack or planner.hardware.named_stack(own_stack))
 
 
 _BELONGS_TO = (

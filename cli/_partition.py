@@ -10,7 +10,7 @@ import click
 import planner
 
 from ._options import Options, on_command_line, refuse_others
-from ._report import best_so_far, progress_line, say_checked, say_where, show
+from ._report import best_so_far, progress_line, say_checked, say_document, say_where, show
 
 DIFFERENT = 1
 SHARED = frozenset({"model", "output", "form", "quiet"})
@@ -98,7 +98,7 @@ def plan_partition(given: Options) -> None:
     if given.output:
         planner.write_partition(plan, given.output)
     if given.form == "json":
-        click.echo(planner.partitions.dump_partition(plan), nl=False)
+        say_document(planner.partitions.dump_partition(plan))
     elif not given.quiet:
         show(planner.report.partition_report(plan))
         say_where(given.output)

@@ -49,7 +49,17 @@ def show(report: Any, data: Any = None, form: str = "text", output: str | None =
     elif form in ("text", "table") and width:
         _show_styled(report, width)
     else:
-        click.echo(written(report, data, form), nl=False)
+        say_document(written(report, data, form), form)
+
+
+def say(line: str, *, err: bool = False) -> None:
+    """Print a line that may hold names; what cannot be seen of them is printed as its code."""
+    click.echo(planner.escaping.terminal_line(line), err=err)
+
+
+def say_document(text: str, form: str = "json") -> None:
+    """Print a document in its format, JSON by default."""
+    click.echo(planner.escaping.json_text(text) if form == "json" else text, nl=False)
 
 
 def written(report: Any, data: Any = None, form: str = "text") -> str:  # noqa: ANN401
@@ -64,7 +74,8 @@ def written(report: Any, data: Any = None, form: str = "text") -> str:  # noqa: 
 
 def say_where(output: str | None) -> None:
     """Print where the plan was written, or that it was not."""
-    click.echo(f"\nplan written to {output}" if output else "\nnothing written; add -o FILE to keep the plan")
+    click.echo()
+    say(f"plan written to {output}" if output else "nothing written; add -o FILE to keep the plan")
 
 
 def say_checked(
@@ -87,13 +98,13 @@ def say_checked(
     """
     if form == "json":
         document = {**names, "ok": not findings, "findings": findings, **further}
-        click.echo(written(None, document, "json"), nl=False)
+        say_document(written(None, document, "json"))
     else:
         for finding in findings:
-            click.echo(str(finding.problem(names["plan"])))
-        click.echo(f"{names['plan']}: {planner.units.plural(len(findings), 'finding') if findings else ok}")
+            say(str(finding.problem(names["plan"])))
+        say(f"{names['plan']}: {planner.units.plural(len(findings), 'finding') if findings else ok}")
         for remark in remarks:
-            click.echo(remark)
+            say(remark)
     return FOUND if findings else 0
 
 
@@ -113,6 +124,8 @@ def _show_styled(report: Any, width: int) -> None:  # noqa: ANN401
 
 
 SHOW_AFTER_S = 0.7
+_FIELDS = ("doing", "solver", "found")
+"""Texts of the progress line."""
 
 Draw = Callable[..., None]
 """Updates fields of the progress line, given by name."""
@@ -134,9 +147,8 @@ def progress_line(silent: bool, *, counted: bool, doing: str = "searching") -> I
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    ours = (TextColumn("{task.fields[doing]}"), BarColumn(), MofNCompleteColumn())
-    columns = ours if counted else (SpinnerColumn(), ours[0], TextColumn("{task.fields[solver]}"))
-    found = TextColumn("{task.fields[found]}")
+    words, solver, found = (TextColumn(f"{{task.fields[{name}]}}", markup=False) for name in _FIELDS)
+    columns = (words, BarColumn(), MofNCompleteColumn()) if counted else (SpinnerColumn(), words, solver)
     bar = Progress(*columns, found, TimeElapsedColumn(), console=Console(stderr=True), transient=True)
     task = bar.add_task("search", total=None, solver="", found="", doing=doing)
     later = threading.Timer(SHOW_AFTER_S, bar.start)
@@ -144,7 +156,10 @@ def progress_line(silent: bool, *, counted: bool, doing: str = "searching") -> I
     later.start()
 
     def draw(**fields: Any) -> None:  # noqa: ANN401
-        bar.update(task, **fields)
+        shown: dict[str, Any] = {
+            name: planner.escaping.visible(value) if isinstance(value, str) else value for name, value in fields.items()
+        }
+        bar.update(task, **shown)
 
     try:
         yield draw
@@ -167,5 +182,6 @@ def say_progress(done: int, total: int, what: str) -> None:
     """Show on a terminal what is being measured."""
     if sys.stderr.isatty():
         end = "\r" if done + 1 < total else "\r\x1b[K"
-        click.echo(f"measuring {done + 1}/{total} {what:<24}", nl=False, err=True)
+        line = planner.escaping.visible(f"measuring {done + 1}/{total} {what:<24}")
+        click.echo(line, nl=False, err=True)
         click.echo(end, nl=False, err=True)

@@ -15,7 +15,7 @@ import click
 import planner
 
 from . import _options
-from ._report import progress_line, show
+from ._report import progress_line, say, show
 
 
 @_options.command("compare")
@@ -98,9 +98,9 @@ def _write_plans(folder: str, plans: dict[str, Any], refused: dict[str, str]) ->
         raise planner.OutputError(f"cannot make the folder: {error.strerror}", where=folder) from error
     for name, plan in plans.items():
         planner.write_plan(plan, os.path.join(folder, f"{re.sub(r'[^a-z0-9-]+', '-', name)}.plan.json"))
-    click.echo(f"wrote {planner.units.plural(len(plans), 'plan')} to {folder}", err=True)
+    say(f"wrote {planner.units.plural(len(plans), 'plan')} to {folder}", err=True)
     for name, reason in refused.items():
-        click.echo(f"no plan file for {name}: {reason}", err=True)
+        say(f"no plan file for {name}: {reason}", err=True)
 
 
 def _names(systems: str | None) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import planner
 
 from . import _options, _partition
 from ._options import Options, flag, read_file, shown_name
-from ._report import show, written
+from ._report import say_document, show, written
 
 AREAS = (
     "model", "hardware", "options", "batches", "stages", "blocks", "shardings", "boundaries", "parameters", "schedule",
@@ -94,13 +94,14 @@ def command(given: Options) -> int:
     if watched and not isinstance(after, planner.Plan):
         failures["a plan that fits"] = comparison.decisions[0]
     if form == "markdown":
-        click.echo(planner.report.diff_markdown(comparison, causes, failures), nl=False)
+        say_document(planner.report.diff_markdown(comparison, causes, failures), form)
     elif form == "github":
-        click.echo(planner.report.diff_annotations(comparison, failures, file="" if new == "-" else new), nl=False)
+        file = "" if new == "-" else new
+        say_document(planner.report.diff_annotations(comparison, failures, file=file), form)
     elif form == "json":
         document = {"old": old, "new": new, "verdict": planner.report.diff_verdict(comparison, failures)}
         further = {"attribution": causes, "gates": failures}
-        click.echo(written(None, {**document, **_fields(comparison), **further}, "json"), nl=False)
+        say_document(written(None, {**document, **_fields(comparison), **further}, "json"))
     else:
         show(planner.report.diff_report(comparison, causes, failures, every_value=given.every_value))
     if watched:
@@ -134,7 +135,8 @@ def _cluster(name: str, plans: Sequence[Any]) -> Any:  # noqa: ANN401
     for plan in plans:
         for nodes in (None, plan.hardware.nodes):
             try:
-                sized = planner.load_cluster(name, nodes=nodes, stack=plan.hardware.stack)
+                stack = planner.hardware.named_stack(plan.hardware.stack)
+                sized = planner.load_cluster(name, nodes=nodes, stack=stack)
             except planner.ShardplanError:  # the profile does not have so many nodes: it belongs to the other plan
                 continue
             if sized.fingerprint == plan.hardware.fingerprint:

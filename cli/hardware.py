@@ -14,7 +14,7 @@ import planner
 
 from . import _options
 from ._options import NODES, Options, complete, count, flag, format_option, read_file, refuse_others
-from ._report import say_progress, show
+from ._report import say, say_document, say_progress, show
 
 LINK_WORDS = (
     "NAME:BANDWIDTH per port and direction, optionally followed by ,ports=N ,size=N ,latency=TIME ,efficiency=PART "
@@ -77,7 +77,7 @@ def show_profile(given: Options) -> None:
     if name in planner.hardware.stack_names() and not form:
         form = "yaml"
     if form == "json":
-        click.echo(json.dumps(planner.hardware.resolved_profile(name, nodes), indent=2))
+        say_document(json.dumps(planner.hardware.resolved_profile(name, nodes), indent=2) + "\n")
     elif form == "yaml" and not resolved and nodes is None:
         click.echo(planner.hardware.profile_text(name), nl=False)
     elif form == "yaml" or (resolved and form is None):
@@ -112,14 +112,13 @@ def lint_profiles(given: Options) -> int:
     errors = sum(severity == "error" for severity, _ in findings)
     if form == "json":
         rows = [{"severity": s, "message": p.message, "where": p.where, "hint": p.hint} for s, p in findings]
-        click.echo(
-            json.dumps({"files": len(given.files), "errors": errors, "findings": rows}, indent=2, ensure_ascii=False)
-        )
+        document = {"files": len(given.files), "errors": errors, "findings": rows}
+        say_document(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
     for severity, problem in findings if form != "json" else ():
         if form == "github":
             click.echo(planner.report.annotation(severity, problem))
             continue
-        click.echo(f"{'warning: ' if severity == 'warning' else ''}{problem}")
+        say(f"{'warning: ' if severity == 'warning' else ''}{problem}")
         if problem.excerpt:
             click.echo(problem.excerpt)
     if form == "text":
@@ -213,7 +212,7 @@ def _refuse_existing(given: Options) -> None:
 def _write(output: Path | None, text: str) -> None:
     planner.files.write_whole(output or "-", text)
     if output and str(output) != "-":
-        click.echo(f"wrote {output}; check it with: shardplan hardware lint {output}")
+        say(f"wrote {output}; check it with: shardplan hardware lint {planner.escaping.shell(str(output))}")
 
 
 def _sketch(name: str, given: Options) -> planner.hardware.ClusterSketch:

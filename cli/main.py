@@ -156,7 +156,7 @@ def _report_usage(error: click.ClickException) -> int:
     context = getattr(error, "ctx", None)
     name = context.command_path if context else "shardplan"
     message = " ".join(error.format_message().split())
-    _print_error(f"shardplan: error: {message.rstrip('.')} (see `{name} --help`)")
+    _print_error(planner.escaping.visible(f"shardplan: error: {message.rstrip('.')} (see `{name} --help`)"))
     return int(error.exit_code)
 
 
@@ -169,7 +169,8 @@ def _report(error: Exception) -> int:
             if finding.excerpt:
                 _print_error(finding.excerpt)
         return int(error.exit_code)
-    _print_error(f"shardplan: internal error: {type(error).__name__}: {error} (run again with --debug)")
+    words = f"shardplan: internal error: {type(error).__name__}: {error} (run again with --debug)"
+    _print_error(planner.escaping.visible(words))
     return 70
 
 

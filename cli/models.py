@@ -16,7 +16,7 @@ import planner
 
 from . import _options
 from ._options import Options, count, dims_option, format_option, parse_dims
-from ._report import say_progress, show
+from ._report import say, say_progress, show
 
 _onnx_output = click.option(
     "-o", "--output", required=True, type=click.Path(path_type=Path, dir_okay=False), help="ONNX file to write."
@@ -103,9 +103,9 @@ def build_model(given: Options) -> None:
         length = "" if seq is None else f", sequence {seq}"
     data = model.SerializeToString(deterministic=True)
     planner.files.write_whole(output, data)
-    click.echo(f"wrote {output}: {base}, batch {batch}{length}, {len(data) / 1e3:,.0f} kB without weights")
+    say(f"wrote {output}: {base}, batch {batch}{length}, {len(data) / 1e3:,.0f} kB without weights")
     for note in notes:
-        click.echo(f"note: {note}")
+        say(f"note: {note}")
 
 
 @_options.command("rebatch", command)
@@ -132,13 +132,11 @@ def rebatch_model(given: Options) -> None:
             hint="write the file into the same folder",
         )
     planner.files.write_whole(output, rebatched.model.SerializeToString(deterministic=True))
-    click.echo(
-        f"wrote {output}: batch {batch}, {planner.units.plural(rebatched.operands, 'operand')} with other values"
-    )
+    say(f"wrote {output}: batch {batch}, {planner.units.plural(rebatched.operands, 'operand')} with other values")
     if rebatched.repeated:
         shown = ", ".join(rebatched.repeated[:3]) + (", ..." if len(rebatched.repeated) > 3 else "")
         constants = planner.units.plural(len(rebatched.repeated), "constant")
-        click.echo(f"note: the first entry is taken for all samples in {constants}: {shown}")
+        say(f"note: the first entry is taken for all samples in {constants}: {shown}")
 
 
 def _choices(words: Sequence[str]) -> dict[str, str]:
@@ -214,7 +212,7 @@ def profile(given: Options) -> None:
     if given.output:
         text = json.dumps(planner.costs.costs_document(graph, priced), indent=1) + "\n"
         planner.files.write_whole(given.output, text)
-        click.echo(f"costs written to {given.output}; use them with --costs {given.output}", err=True)
+        say(f"costs written to {given.output}; use them with --costs {given.output}", err=True)
     shorter = {"top"} if given.form != "table" else set()
     _options.refuse_others(vars(given).keys() - shorter, f"--format {given.form}, which has all rows")
     report = planner.report.profile_report(graph, priced, most_rows=given.top, remark=_remark(priced.precision, given))

@@ -12,7 +12,7 @@ import planner
 
 from . import _options
 from ._partition import OWN, partition_options, plan_partition, planned_as_partition
-from ._report import Draw, best_so_far, progress_line, say_where, show
+from ._report import Draw, best_so_far, progress_line, say_document, say_where, show
 
 _sizes = functools.partial(click.option, type=_options.NUMBERS)
 """An option of allowed sizes: `8` or `1,2,4`."""
@@ -173,14 +173,14 @@ def command(given: _options.Options) -> None:
         except planner.InfeasibleError as error:
             if given.form == "json":
                 refusal = planner.plans.infeasible_answer(error, graph.fingerprint, cluster.fingerprint, provenance)
-                click.echo(planner.plans.dump_answer(refusal), nl=False)
+                say_document(planner.plans.dump_answer(refusal))
             raise
     if given.price:
         plan = planner.with_price(plan, given.price)
     if given.output:
         planner.write_plan(plan, given.output)
     if given.form == "json":
-        click.echo(planner.dump_plan(plan), nl=False)
+        say_document(planner.dump_plan(plan))
     elif not given.quiet:
         remark = "" if given.precision else planner.costs.precision_remark(plan.options.precision, cluster.devices)
         if answer is None:

@@ -15,7 +15,7 @@ import planner
 
 from . import _options, _partition
 from ._options import Options, flag, load_against, own_inputs, read_file, shown_name
-from ._report import FOUND, progress_line, say_checked, show, terminal_width, written
+from ._report import FOUND, progress_line, say, say_checked, say_document, show, terminal_width, written
 from .run import model_of_plan
 
 
@@ -82,7 +82,7 @@ def _worth(plan: Any, graph: Any, cluster: Any, against: Options) -> Any:  # noq
 
     def larger() -> Any:  # noqa: ANN401
         nodes = cluster.device_count // cluster.node_size + 1
-        return _options.load_hardware(against, nodes=nodes, stack=against.stack or plan.hardware.stack)
+        return _options.load_hardware(against, nodes=nodes, stack=cluster.stack)
 
     with progress_line(False, counted=False, doing="planning with more of everything"):
         return planner.find_worth(plan, graph, cluster, larger if cluster.node_size else None)
@@ -126,12 +126,12 @@ def simulate(given: Options) -> None:
     if given.trace_file:
         planner.files.write_whole(given.trace_file, planner.trace_json(timeline))
     if given.form == "json":
-        click.echo(json.dumps(planner.simulate.timeline_document(timeline)))
+        say_document(json.dumps(planner.simulate.timeline_document(timeline)) + "\n")
         return
     show(planner.report.timeline_report(timeline, width=given.width or terminal_width() or PLAIN_WIDTH))
     for what, file in (("picture", given.svg_file), ("trace", given.trace_file)):
         if file:
-            click.echo(f"wrote {what} to {file}")
+            say(f"wrote {what} to {file}")
 
 
 @_options.command("report")
@@ -220,13 +220,12 @@ def export(given: Options) -> None:
         planner.files.write_whole(str(path), text)
     if given.form == "json":
         files = [str(path) for path in paths]
-        click.echo(json.dumps({"files": files, "mapped": exported.mapped, "left_out": exported.left_out}, indent=2))
+        document = {"files": files, "mapped": exported.mapped, "left_out": exported.left_out}
+        say_document(json.dumps(document, indent=2) + "\n")
         return
     for path in paths:
-        click.echo(f"wrote {path}")
-    click.echo(
-        f"{planner.units.plural(len(exported.left_out), 'thing')} not mapped: see {Path(folder, planner.export.PAGE)}"
-    )
+        say(f"wrote {path}")
+    say(f"{planner.units.plural(len(exported.left_out), 'thing')} not mapped: see {Path(folder, planner.export.PAGE)}")
 
 
 @_options.command("migrate")
@@ -252,7 +251,7 @@ def migrate(given: Options) -> None:
         click.echo(planner.dump_plan(plan), nl=False)
         return
     planner.write_plan(plan, target)
-    click.echo(f"plan written to {target}")
+    say(f"plan written to {target}")
 
 
 @_options.command("schema")
@@ -341,9 +340,10 @@ def check(given: Options) -> int:
 
 def _hanging(lines: Sequence[str]) -> list[str]:
     """Lines indented by two spaces and wrapped to the terminal."""
-    width = terminal_width() or max(map(len, lines)) + 2
+    shown = list(map(planner.escaping.visible, lines))
+    width = terminal_width() or max(map(len, shown)) + 2
     return [
-        part for line in lines for part in textwrap.wrap(line, width, initial_indent="  ", subsequent_indent="    ")
+        part for line in shown for part in textwrap.wrap(line, width, initial_indent="  ", subsequent_indent="    ")
     ]
 
 
@@ -364,14 +364,15 @@ def _replanned(name: str, plan: Any, graph: Any, cluster: Any, *, form: str) -> 
             "causes": comparison.causes,
         }
         document |= {"decisions": comparison.decisions, "costs": comparison.costs, "changes": comparison.changes}
-        click.echo(written(None, document, "json"), nl=False)
+        say_document(written(None, document, "json"))
     elif same:
         remark = (
             "" if anew == plan else f"; made by version {plan.provenance.version}, this is {anew.provenance.version}"
         )
-        click.echo(f"{name}: planning anew gives the same plan{remark}")
+        say(f"{name}: planning anew gives the same plan{remark}")
     else:
-        click.echo(f"{name}: planning anew gives a different answer\n")
+        say(f"{name}: planning anew gives a different answer")
+        click.echo()
         causes = planner.check.attribute(plan, anew) if isinstance(anew, planner.Plan) else None
         show(planner.report.diff_report(comparison, causes))
     return 0 if same else FOUND

@@ -15,7 +15,7 @@ import click
 import planner
 
 from . import _options
-from ._report import progress_line, say_where, show
+from ._report import progress_line, say, say_document, say_where, show
 
 _degree = functools.partial(click.option, type=click.IntRange(min=1), default=1, show_default=True)
 """An option of one number, 1 by default."""
@@ -141,16 +141,16 @@ def command(given: _options.Options) -> None:
     priced = prediction.plan.headline.sequence if prediction.plan.headline else 0
     if given.framework and sequence and priced not in (0, sequence):
         words = f"{_options.shown_name(given.framework[1])} trains sequences of {sequence}, and {priced} is priced"
-        click.echo(f"note: {words}: --dim seq={sequence} prices those", err=True)
+        say(f"note: {words}: --dim seq={sequence} prices those", err=True)
     if given.output:
         planner.write_plan(prediction.plan, given.output)
     if given.form == "json":
-        click.echo(json.dumps(_document(prediction, best_comparison, fixes), indent=2))
+        say_document(json.dumps(_document(prediction, best_comparison, fixes), indent=2) + "\n")
         return
     show(planner.report.prediction_report(prediction, fixes))
     say_where(given.output)
     if best_comparison:
-        click.echo(_best_words(best_comparison))
+        say(_best_words(best_comparison))
 
 
 def _job(given: _options.Options, configuration: Any) -> Any:  # noqa: ANN401
@@ -206,7 +206,7 @@ def _framework_degrees(given: _options.Options) -> tuple[dict[str, Any], int]:
             setattr(given, key, getattr(job, key))
     given.backends = (name,)
     for words in job.ignored:
-        click.echo(f"note: ignored in {_options.shown_name(path)}: {words}", err=True)
+        say(f"note: ignored in {_options.shown_name(path)}: {words}", err=True)
     again = {"recompute", "repeats", "recompute_layers"}
     fields_of_option = {"recompute": again, "recompute_layers": again}
     overridden = {field for name in _options.on_command_line() for field in fields_of_option.get(name, {name})}
@@ -310,6 +310,7 @@ def calibrate(given: _options.Options) -> None:
         text = planner.calibration.calibrated_stack(calibration, name, graph.name, given.hardware)
         planner.files.write_whole(given.output, text)
         if given.form == "text":
-            click.echo(f"\nstack written to {given.output}; use it in other commands with --stack {given.output}")
+            click.echo()
+            say(f"stack written to {given.output}; use it in other commands with --stack {given.output}")
     elif given.form == "text":
         click.echo("\nnothing written; add -o FILE to write the stack")

@@ -11,7 +11,7 @@ import planner
 
 from . import _options
 from ._options import beside, choice, file_to_write, flag, format_option
-from ._report import show
+from ._report import say, say_document, show
 
 DIFFERENT = 10
 """Exit code if gradients differ from the unsplit model's, or a rank failed."""
@@ -104,11 +104,11 @@ def command(given: _options.Options) -> int:
         timeline = planner.report.measured_timeline(plan, result.times)
         planner.files.write_whole(given.trace_file, planner.trace_json(timeline))
     if given.form == "json":
-        click.echo(json.dumps(planner.report.run_document(result), indent=2))
+        say_document(json.dumps(planner.report.run_document(result), indent=2) + "\n")
     else:
         show(planner.report.run_report(plan, result, measured=measure or given.alone))
         if given.trace_file:
-            click.echo(f"wrote trace to {given.trace_file}")
+            say(f"wrote trace to {given.trace_file}")
     return DIFFERENT if result.check is not None and result.check.wrong else 0
 
 

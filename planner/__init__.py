@@ -18,6 +18,9 @@ from typing import TYPE_CHECKING, Any
 from planner.interpreter import exported, exports_of
 
 if TYPE_CHECKING:
+    # text of others in what is written
+    from planner import escaping as escaping
+
     # models and graphs
     from planner import bundled as bundled
     from planner import graph as graph

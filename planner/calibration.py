@@ -20,6 +20,7 @@ import numpy as np
 
 from planner.costs import JobClass, error_of
 from planner.errors import JobError, UsageError
+from planner.escaping import quoted, yaml
 from planner.graph import Graph
 from planner.hardware import reserve_bytes
 from planner.hardware.types import Cluster, Stack
@@ -323,21 +324,21 @@ def calibrated_stack(found: Calibration, name: str, model: str, hardware: str) -
     """A stack file (YAML) with the fitted figures on the stack that they were fitted on."""
     source = f"calibration on {len(found.runs)} runs of {model} on {hardware}"
     lines = [
-        f"stack: {name}",
-        f"about: {found.base} with figures fitted to {len(found.runs)} measured runs",
-        f"base: {found.base}",
+        f"stack: {yaml(name)}",
+        f"about: {yaml(f'{found.base} with figures fitted to {len(found.runs)} measured runs')}",
+        f"base: {yaml(found.base)}",
         "",
     ]
     said = error_of(JobClass(name, "", "", ""), [each.run.seconds / each.left_out_s for each in found.runs])
     if said.low is not None and said.high is not None:
-        lines.append(f'compared: {{value: [{said.runs}, {said.low:.3f}, {said.high:.3f}], source: "{source}"}}')
+        lines.append(f"compared: {{value: [{said.runs}, {said.low:.3f}, {said.high:.3f}], source: {quoted(source)}}}")
     rows = [(factor.name, factor.figure, factor.low, factor.value, factor.high) for factor in found.factors]
     if found.memory:
         value, low, high = found.memory
         rows.append(("allocator_cache", _percent(value), low, value, high))
     for key, figure, low, value, high in rows:
         note = f"{value:.3f} times what {found.base} has, 80%: {low:.3f} to {high:.3f}"
-        lines.append(f'{key}: {{value: {figure}, source: "{source}", note: "{note}"}}')
+        lines.append(f"{key}: {{value: {figure}, source: {quoted(source)}, note: {quoted(note)}}}")
     return "\n".join(lines) + "\n"
 
 
@@ -363,6 +364,9 @@ def parse_runs(text: str, name: str = "runs") -> tuple[Run, ...]:
     known = (*_COLUMNS, *_OTHERS)
     header = [column.strip() for column in rows.fieldnames or ()]
     rows.fieldnames = header
+    if not set(header) & set(known):  # no file of runs: nothing of it is shown
+        hint = f"columns: {', '.join(known)}"
+        raise UsageError("the first line names no column of runs", where=f"{name}:1", hint=hint)
     for column in header:
         if column not in known:
             hint = did_you_mean(column, known)

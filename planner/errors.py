@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from planner.escaping import visible
+
 LONGEST = 4000
 """Maximum number of characters of an error's line, since it may quote a file."""
 
 
 def one_line(text: str) -> str:
-    """Escape the control characters of a text, and cut out its middle if it is longer than `LONGEST`."""
+    """A text as one visible line; its middle is cut out if it is longer than `LONGEST`."""
     if len(text) > LONGEST:
         text = f"{text[: LONGEST // 2]} ... {text[-LONGEST // 4 :]}"
-    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    return visible(text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -54,3 +55,24 @@ def test_the_files_of_the_page_are_package_data() -> None:
     listed = {path.name for pattern in patterns for path in folder.glob(pattern)}
     assert listed == {path.name for path in folder.iterdir() if path.is_file() and path.suffix != ".py"}
     assert len(listed) == 2
+
+
+FROM_INDEX = re.compile(r"(pip|pipx|uv (pip|tool)) (install|run)\b[^\n`]*[ '\"=]shardplan(?![-\w/])")
+"""A command that would ask a package index for shardplan, which nobody has published there."""
+
+
+def test_nothing_says_to_install_shardplan_from_an_index() -> None:
+    assert FROM_INDEX.search("pip install shardplan")
+    assert FROM_INDEX.search("- run: pip install --quiet 'shardplan[torch]'")
+    assert FROM_INDEX.search("uv pip install shardplan==0.2.0")
+    assert not FROM_INDEX.search("pip install shardplan-0.2.0-py3-none-any.whl")
+    pages = [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *(ROOT / "docs").rglob("*"),
+        *(ROOT / "planner").rglob("*.py"),
+    ]
+    pages += [*(ROOT / "cli").rglob("*.py"), *(ROOT / ".github").rglob("*.yml")]
+    texts = {page: page.read_text(encoding="utf-8") for page in pages if page.is_file()}
+    assert len(texts) > 300
+    assert [str(page.relative_to(ROOT)) for page, text in texts.items() if FROM_INDEX.search(text)] == []

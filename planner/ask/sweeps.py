@@ -259,7 +259,7 @@ def _executor(workers: int, on: str) -> Iterator[concurrent.futures.Executor]:
     try:
         from distributed import Client
     except ImportError as error:
-        raise UsageError("--on needs dask", hint="pip install 'shardplan[sweep]'") from error
+        raise UsageError("--on needs dask", hint="pip install distributed (shardplan[sweep])") from error
     try:
         client = Client(on)
     except (OSError, ValueError) as error:

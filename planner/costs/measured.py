@@ -94,7 +94,8 @@ class OnnxRuntime:
             import onnxruntime
         except ImportError:
             raise UsageError(
-                "measuring needs onnxruntime, which is not installed", hint="pip install 'shardplan[measure]'"
+                "measuring needs onnxruntime, which is not installed",
+                hint="pip install onnxruntime (shardplan[measure])",
             ) from None
         onnxruntime.set_default_logger_severity(4)
         self._engine: Any = onnxruntime

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.errors import PlanError, Problem, UsageError
+from planner.escaping import markdown, markdown_prose, prose_name
 from planner.graph import Graph
 from planner.importers.onnx_graph.read import read_model
 from planner.plans import Plan
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
 
 PAGE = "EXPORT.md"
 """Name of the page that lists how each part of the plan was written."""
-
-BAR = r"\|"
-"""`|` inside a cell of a Markdown table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +50,8 @@ class Export:
         left_out: the parts that they do not express, one sentence each.
         order: the plan's rank of each rank of the framework; empty for frameworks that are not started rank by rank.
         hosts: how launchers place the ranks, one sentence each.
+
+    The sentences are Markdown (`planner.escaping.markdown_prose`): names in them are written by `prose_name`.
     """
 
     files: Mapping[str, str | bytes]
@@ -222,9 +222,10 @@ def export(
 
 def _never_written(plan: Plan) -> Iterator[str]:
     """Parts of a plan that no framework has a setting for."""
+    stack = prose_name(plan.hardware.stack or "unnamed")
     yield (
         f"The predicted iteration of {plan.predictions.iteration_s:.6g} s: times, memory and the overlap of exchanges "
-        f"with computation that the prediction assumes (stack {plan.hardware.stack or 'unnamed'}) are no settings."
+        f"with computation that the prediction assumes (stack {stack}) are no settings."
     )
     if plan.duplicated:
         yield (
@@ -236,12 +237,14 @@ def _never_written(plan: Plan) -> Iterator[str]:
 def _page(plan: Plan, exporter: Exporter, written: Export) -> str:
     """The page that lists how each part of the plan was written, as Markdown."""
     lines = [
-        f"# {plan.model.name} for {exporter.backend.title}",
+        f"# {markdown(f'{plan.model.name} for {exporter.backend.title}')}",
         "",
-        f"Plan {plan.digest[:12]}: {plan.model.name} on {plan.hardware.name}, global batch "
-        f"{plan.micro_batches.global_batch}, {plan.options.precision}, {plan.options.optimizer}.",
+        markdown(
+            f"Plan {plan.digest[:12]}: {plan.model.name} on {plan.hardware.name}, global batch "
+            f"{plan.micro_batches.global_batch}, {plan.options.precision}, {plan.options.optimizer}."
+        ),
         "",
-        exporter.start,
+        markdown_prose(exporter.start),
         "",
         "| file | |",
         "|---|---|",
@@ -251,12 +254,12 @@ def _page(plan: Plan, exporter: Exporter, written: Export) -> str:
         "",
         "| the plan | written as |",
         "|---|---|",
-        *(f"| {part} | {text.replace('|', BAR)} |" for part, text in written.mapped.items()),
+        *(f"| {' | '.join(markdown_prose(text, in_table=True) for text in row)} |" for row in written.mapped.items()),
         "",
-        *(("## Machines", "", *(f"- {text}" for text in written.hosts), "") if written.hosts else ()),
+        *(("## Machines", "", *(f"- {markdown_prose(text)}" for text in written.hosts), "") if written.hosts else ()),
         "## Not mapped",
         "",
-        *(f"- {text}" for text in written.left_out),
+        *(f"- {markdown_prose(text)}" for text in written.left_out),
         "",
     ]
     return "\n".join(lines)
@@ -305,7 +308,7 @@ def _host_lines(plan: Plan, order: Sequence[int]) -> Iterator[str]:
     for level in plan.hardware.levels:
         below *= level.size
         if per < below and level.size > 1:
-            near.append(f"{below // per} in a row share {level.name}")
+            near.append(f"{below // per} in a row share {prose_name(level.name)}")
     shared = f" ({', '.join(near)})" if near else ""
     yield f"`node0`, `node1` .. stand for the machines by their places in the network{shared}."
     yield f"Slurm: `SLURM_HOSTFILE=slurm.hosts srun --distribution=arbitrary --ntasks-per-node {per}`."

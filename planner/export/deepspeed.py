@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import pkgutil
 from collections.abc import Iterator
@@ -9,10 +10,12 @@ from typing import Any
 
 from planner.documents import pretty
 from planner.errors import UsageError
+from planner.escaping import markdown_code, prose_name, quoted
 from planner.export import Export, Exporter, FrameworkJob, Gap, readings, register
 from planner.plans import Plan
 from planner.space.named import Degrees
 from planner.systems.backends import BACKENDS
+from planner.units import plural
 
 FORMATS: dict[str, dict[str, Any]] = {
     "fp32": {},
@@ -45,6 +48,10 @@ def _missing_features(plan: Plan) -> Iterator[Gap]:
     degrees = readings.degrees(plan)
     if degrees.expert > 1 and plan.configuration.zero == SHARDED_WEIGHTS and degrees.tensor > 1:
         yield Gap("experts dealt to ranks beside AutoTP in ZeRO-3", "`shardplan plan --tp 1` or `--zero 2`")
+    own = itertools.chain.from_iterable(readings.own_weights(plan))
+    if len(plan.stages) > 1 and (outside := [*readings.scattered_weights(plan), *own]):
+        named = readings.some_of(outside)
+        yield Gap(f"weights that are in no layer of one stage alone ({named})", "`shardplan plan --pp 1`")
 
 
 def _auto_experts(plan: Plan) -> bool:
@@ -82,9 +89,8 @@ def _pipeline(plan: Plan) -> dict[str, str]:
     for modules in stages:
         parts.append(parts[-1] + len(modules))
     text = PIPELINE.format(
-        first=stages[0][0],
-        last=stages[-1][-1],
-        modules="(\n" + "".join(f'    "{name}",\n' for modules in stages for name in modules) + ")",
+        stages=f"{plural(parts[-1], 'layer')} in {plural(len(stages), 'stage')}",
+        modules="(\n" + "".join(f"    {quoted(name)},\n" for modules in stages for name in modules) + ")",
         parts=tuple(parts),
         pipeline=degrees.pipeline,
         tensor=degrees.tensor,
@@ -104,7 +110,7 @@ def _write(plan: Plan) -> Export:
         ("# TRAIN: your training program", 'here="$(cd "$(dirname "$0")" && pwd)"'),
     )
     pipeline = _pipeline(plan)
-    mapped = {key: f"`{json.dumps(value)}`" for key, value in document.items()}
+    mapped = {key: markdown_code(json.dumps(value)) for key, value in document.items()}
     if piped:
         mapped[f"{len(plan.stages)} stages"] = "`PlannedPipeline` in `pipeline.py`"
     left_out = ["Settings of the optimizer (learning rate, betas): `optimizer.params`."]
@@ -118,8 +124,8 @@ def _write(plan: Plan) -> Export:
     tables = [module for module, style in readings.module_styles(plan) if style.startswith(("embedding", "logits"))]
     if tables and "tensor_parallel" in document:
         left_out.append(
-            f"Words of {readings.some_of(tables)} cut over a group: AutoTP keeps the embedding whole, and cuts the "
-            "logits by rows, with a sum of all of them behind."
+            f"Words of {readings.some_in_prose(tables)} cut over a group: AutoTP keeps the embedding whole, and cuts "
+            "the logits by rows, with a sum of all of them behind."
         )
     if degrees.expert > 1 and not _auto_experts(plan):
         left_out.append(
@@ -127,9 +133,8 @@ def _write(plan: Plan) -> Export:
             f"`deepspeed.moe.layer.MoE(ep_size={degrees.expert})`; no setting of the configuration does it."
         )
     if piped and plan.shared_parameters:
-        left_out.append(
-            "Tied weights: `TiedLayerSpec` for " + ", ".join(s.parameter for s in plan.shared_parameters) + "."
-        )
+        tied = ", ".join(prose_name(shared.parameter) for shared in plan.shared_parameters)
+        left_out.append(f"Tied weights: `TiedLayerSpec` for {tied}.")
     return Export(
         {"ds_config.json": pretty(document) + "\n", "launch.sh": script, **pipeline},
         mapped,

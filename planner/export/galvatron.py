@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from planner.documents import pretty
+from planner.escaping import markdown_code
 from planner.export import Export, Exporter, Gap, readings, register
 from planner.export.layers import mixtures, unlike_layers
 from planner.plans import Plan, Requirement
@@ -138,7 +139,7 @@ def _write(plan: Plan) -> Export:
             'here="$(cd "$(dirname "$0")" && pwd)"',
         ),
     )
-    mapped = {key: f"`{value}`" for key, value in (*document.items(), *settings.items())}
+    mapped = {key: markdown_code(str(value)) for key, value in (*document.items(), *settings.items())}
     left_out = [
         "Widths, heads and vocabulary of the model, the optimizer's settings and the data: `CONFIG`.",
         "Types of weights: Galvatron keeps them in float32 and casts them for the passes, whatever else the plan's "

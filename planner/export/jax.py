@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from planner.documents import pretty
+from planner.escaping import prose_name
 from planner.export import Export, Exporter, Gap, readings, register
 from planner.plans import Plan
 from planner.plans.model import BlockParameter
@@ -112,7 +113,7 @@ def _write(plan: Plan) -> Export:
     }
     if offload := plan.stages[0].offload:
         document["offload"] = list(offload)
-    sizes = " x ".join(f"{axis} {size}" for axis, size in zip(axes, document["mesh"]["shape"], strict=True))
+    sizes = " x ".join(f"{prose_name(axis)} {size}" for axis, size in zip(axes, document["mesh"]["shape"], strict=True))
     count, size = document["micro_batches"]["count"], plan.micro_batches.size
     specs = f"`parameters`: specs of {len(document['parameters'])} for value, gradient and optimizer state"
     mapped = {
@@ -123,7 +124,8 @@ def _write(plan: Plan) -> Export:
     }
     if offload:
         policy = "`jax.checkpoint_policies.save_and_offload_only_these_names`, from `device` to `pinned_host`"
-        mapped["activations in the host's memory"] = f"`offload`: {', '.join(offload)}, as named for {policy}"
+        named = ", ".join(map(prose_name, offload))
+        mapped["activations in the host's memory"] = f"`offload`: {named}, as named for {policy}"
     left_out = (
         "Layouts of activations: the compiler follows those of weights and inputs; `with_sharding_constraint` fixes "
         "more of them.",

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from planner.costs.precision import precision as precision_of
 from planner.errors import UsageError
+from planner.escaping import markdown_code, shell
 from planner.export import Export, Exporter, FrameworkJob, Gap, readings, register
 from planner.export.layers import hybrid_symbols, mixtures
 from planner.plans import Plan, Requirement
@@ -132,7 +133,7 @@ def _arguments(plan: Plan) -> Iterator[tuple[str, tuple[str, ...]]]:
     if readings.recomputes(plan) or plan.stages[0].repeats:
         yield "recomputation", tuple(_recompute(plan))
     if offload := plan.stages[0].offload:
-        yield "offload", ("--fine-grained-activation-offloading", f"--offload-modules {' '.join(offload)}")
+        yield "offload", ("--fine-grained-activation-offloading", f"--offload-modules {shell(*offload)}")
     yield f"precision {plan.options.precision}", tuple(_precision(plan))
     yield "the model's layers and steps", tuple(_model(plan))
 
@@ -175,7 +176,7 @@ def _recompute(plan: Plan) -> Iterator[str]:
         yield f"--recompute-num-layers {some or _recomputed_at_once(plan)}"
     elif modules:
         yield "--recompute-granularity selective"
-        yield f"--recompute-modules {' '.join(modules)}"
+        yield f"--recompute-modules {shell(*modules)}"
 
 
 def _recomputed_at_once(plan: Plan) -> int:
@@ -215,10 +216,10 @@ def _narrow_weights(plan: Plan) -> tuple[str, ...]:
 
 def _moments(plan: Plan) -> tuple[str, ...]:
     """Arguments about narrower running means of Adam."""
-    moments = plan.options.optimizer.partition(":moments=")[2]
-    if not moments:
+    if not (moments := plan.options.optimizer.partition(":moments=")[2]):
         return ()
-    return "--use-precision-aware-optimizer", f"--exp-avg-dtype {moments}", f"--exp-avg-sq-dtype {moments}"
+    kind = shell(moments)
+    return "--use-precision-aware-optimizer", f"--exp-avg-dtype {kind}", f"--exp-avg-sq-dtype {kind}"
 
 
 def _model(plan: Plan) -> Iterator[str]:
@@ -260,8 +261,9 @@ def _left_out(plan: Plan) -> Iterator[str]:
     )
     if head := readings.matrices(plan, "L")[:-1]:
         yield (
-            f"Products behind the layers beside the logits ({readings.some_of(head)}), unlike in `pretrain_gpt.py`: "
-            "set `PROGRAM` to a program whose model has them, as `pretrain_bert.py` of Megatron Core up to 0.17."
+            f"Products behind the layers beside the logits ({readings.some_in_prose(head)}), unlike in "
+            "`pretrain_gpt.py`: set `PROGRAM` to a program whose model has them, as `pretrain_bert.py` of Megatron "
+            "Core up to 0.17."
         )
     yield "Fused kernels, CUDA graphs and the way of attention: Megatron's defaults."
     if readings.degrees(plan).expert > 1 and readings.degrees(plan).tensor > 1 and not readings.cuts_sequence(plan):
@@ -270,8 +272,8 @@ def _left_out(plan: Plan) -> Iterator[str]:
         module for module in dict(readings.module_styles(plan)) if module in readings.matrices(plan, "E")[1:]
     ]:
         yield (
-            f"Tables of positions or kinds of tokens cut over a group ({readings.some_of(tables)}): Megatron keeps "
-            "them whole, and has no exchange behind them."
+            f"Tables of positions or kinds of tokens cut over a group ({readings.some_in_prose(tables)}): Megatron "
+            "keeps them whole, and has no exchange behind them."
         )
     yield from readings.other_times(plan, "Megatron")
 
@@ -294,7 +296,8 @@ def _write(plan: Plan) -> Export:
     program = "?" if readings.matrices(plan, "L")[:-1] else f"-{usual}"
     script = readings.launch(plan, f'"${{PROGRAM:{program}}}"', (*arguments, *own), before)
     mapped = {
-        part: f"`{' '.join(written)}`" if written else "follows from the number of ranks" for part, written in parts
+        part: markdown_code(" ".join(written)) if written else "follows from the number of ranks"
+        for part, written in parts
     }
     left_out = list(_left_out(plan))
     files = {"launch.sh": script, "arguments.txt": "\n".join(arguments) + "\n"}

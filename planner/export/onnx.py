@@ -16,6 +16,7 @@ import numpy as np
 
 from planner.documents import pretty
 from planner.errors import PlanError
+from planner.escaping import prose_name
 from planner.export import Export, Exporter, Gap, register
 from planner.graph import Graph, Node
 from planner.plans import Plan, Requirement
@@ -227,7 +228,8 @@ def _write(plan: Plan) -> Export:
 
 
 def _left_out(plan: Plan) -> Iterator[str]:
-    yield f"The order of work ({plan.schedule.name}), micro-batches and recomputation: annotations are of one pass."
+    order = prose_name(plan.schedule.name)
+    yield f"The order of work ({order}), micro-batches and recomputation: annotations are of one pass."
     yield f"Training: the backward pass, gradients, ZeRO-{plan.configuration.zero}, the optimizer and the precision."
     yield "Weights in files beside the model: their names stay, so put `model.onnx` beside them."
     if plan.duplicated:

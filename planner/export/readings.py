@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from planner.errors import UsageError
+from planner.escaping import prose_name
+from planner.graph.blocks import layer_of
 from planner.plans import Block, Plan, ShardedBlock, Sharding
 from planner.plans.readings import base_name, block_items, dealt_axes, layer_name, layers
 from planner.schedules import ActionKind
@@ -134,26 +136,68 @@ def matrices(plan: Plan, item: str) -> tuple[str, ...]:
 
 
 def stage_modules(plan: Plan) -> tuple[tuple[str, ...], ...]:
-    """For each stage the paths of its modules; a layer is one module, and stands at the first stage that has it."""
+    """For each stage the paths of its modules, all of those that hold its weights.
+
+    A layer is one module, and stands at the first stage that has it; none of a stage lies inside another one of it.
+    """
     owners = {p.module for block in plan.block_table for p in block.parameters if p.module}
     taken: set[str] = set()
     stages = []
     for stage in plan.stages:
-        names = list(dict.fromkeys(n for b in plan.stage_blocks(stage.index) for n in _modules(b, owners)))
-        stages.append(tuple(name for name in names if name not in taken))
+        names = dict.fromkeys(n for b in plan.stage_blocks(stage.index) for n in _modules(b, owners))
+        stages.append(tuple(n for n in names if n not in taken and not any(_inside(n, other) for other in names)))
         taken.update(names)
     return tuple(stages)
 
 
 def _modules(block: Block, owners: set[str]) -> Iterator[str]:
-    """Modules of a block: its layer, or outside of layers its modules with parameters, or else the block's own."""
+    """Modules of a block: its layer, and outside of it those that hold its parameters; without any the block's own."""
     name = base_name(block)
-    if layer_name(block)[-1:].isdigit():
+    if _is_numbered(layer_name(block)):
         yield layer_name(block)
-        return
-    yield from (p.module for p in block.parameters if p.module)
-    if not any(owner == name or owner.startswith(f"{name}.") for owner in owners) and name:
+    for parameter in block.parameters:
+        layer = layer_of(parameter.module)
+        if parameter.module:
+            yield layer if _is_numbered(layer) else parameter.module
+    if name and not _is_numbered(layer_name(block)) and not any(o == name or _inside(o, name) for o in owners):
         yield name
+
+
+def _is_numbered(module: str) -> bool:
+    return module.rpartition(".")[2].isdigit()
+
+
+def _inside(module: str, other: str) -> bool:
+    """Whether a module lies inside another one."""
+    return module.startswith(f"{other}.")
+
+
+def own_weights(plan: Plan) -> tuple[tuple[str, ...], ...]:
+    """For each stage the weights that the model itself holds, outside of its modules."""
+    return tuple(
+        tuple(p.name for p in plan.stage_parameters(s.index) if p.trainable and not p.module and p.name.isidentifier())
+        for s in plan.stages
+    )
+
+
+def scattered_weights(plan: Plan) -> tuple[str, ...]:
+    """Weights that are not in the modules and weights of exactly their own stage (`stage_modules`, `own_weights`).
+
+    Their module is unknown, or it is in several stages, by itself or with a module around it. Weights that stages share
+    (`Plan.shared_parameters`) are none of them.
+    """
+    modules, weights = stage_modules(plan), own_weights(plan)
+    shared = {entry.parameter for entry in plan.shared_parameters}
+    scattered = dict[str, None]()
+    for stage in plan.stages:
+        for parameter in plan.stage_parameters(stage.index):
+            path = f"{parameter.module}."
+            holders = [at for at, names in enumerate(modules) if any(_inside(path, name) for name in names)]
+            holders += [at for at, names in enumerate(weights) if parameter.name in names]
+            known = parameter.owner in shared or not (parameter.trainable or parameter.module)
+            if holders != [stage.index] and not known:
+                scattered[parameter.name] = None
+    return tuple(scattered)
 
 
 def machines(plan: Plan) -> tuple[int, int]:
@@ -193,6 +237,11 @@ def cuts_sequence(plan: Plan) -> bool:
 def some_of(names: Sequence[str]) -> str:
     """The first two names, and dots where there are more."""
     return ", ".join(dict.fromkeys(names[:2])) + (" .." if len(names) > 2 else "")
+
+
+def some_in_prose(names: Sequence[str]) -> str:
+    """The first two names, in a sentence of Markdown, and dots where there are more."""
+    return some_of([*map(prose_name, names)])
 
 
 def precision_base(plan: Plan) -> str:
@@ -283,7 +332,7 @@ def module_styles(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def split_otherwise(plan: Plan) -> tuple[str, ...]:
-    """Modules whose weights a plan cuts otherwise than tensor-parallel layers of frameworks do, and how.
+    """Modules whose weights a plan cuts otherwise than tensor-parallel layers of frameworks do, and how, as Markdown.
 
     There the words of an embedding are cut, and of the linear layers of a module the last by rows, the others by
     columns.
@@ -295,8 +344,8 @@ def split_otherwise(plan: Plan) -> tuple[str, ...]:
     for own in modules.values():
         linear = [module for module, style in own if style in ("colwise", "rowwise")]
         rows = {module for module, style in own if style == "rowwise"}
-        found += [f"{module} by rows" for module in linear[:-1] if module in rows]
-        found += [f"{module} by columns" for module, style in own if style == "embedding columns"]
+        found += [f"{prose_name(module)} by rows" for module in linear[:-1] if module in rows]
+        found += [f"{prose_name(module)} by columns" for module, style in own if style == "embedding columns"]
     return tuple(found)
 
 

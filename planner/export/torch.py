@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from planner.documents import pretty
+from planner.escaping import prose_name
 from planner.export import Export, Exporter, Gap, readings, register
 from planner.plans import Plan, Requirement
 from planner.systems.backends import BACKENDS
@@ -52,6 +53,9 @@ def _missing_features(plan: Plan) -> Iterator[Gap]:
     if plan.shared_parameters:
         tied = ", ".join(shared.parameter for shared in plan.shared_parameters)
         yield Gap(f"weights tied over stages ({tied})", "`shardplan plan --pp 1`")
+    if len(plan.stages) > 1 and (scattered := readings.scattered_weights(plan)):
+        named = readings.some_of(scattered)
+        yield Gap(f"weights whose module is unknown, or in several stages ({named})", "`shardplan plan --pp 1`")
 
 
 def _document(plan: Plan) -> dict[str, Any]:
@@ -60,6 +64,7 @@ def _document(plan: Plan) -> dict[str, Any]:
     return {
         "plan": plan.digest,
         "stages": [list(names) for names in readings.stage_modules(plan)],
+        "weights": [list(names) for names in readings.own_weights(plan)],
         "stages_of_worker": [[s.index for s in plan.stages if s.replicas == replicas] for replicas in workers],
         "mesh": {
             "axes": ["pipeline", "data", "tensor"],
@@ -82,14 +87,14 @@ def _write(plan: Plan) -> Export:
     )
     files = {"parallel.json": pretty(document) + "\n", "parallelize.py": PROGRAM, "launch.sh": script}
     mapped = {
-        f"{len(plan.stages)} stages": "`stages`: modules of each `PipelineStage`",
+        f"{len(plan.stages)} stages": "`stages`: modules of each `PipelineStage`; `weights`: those outside of modules",
         "replicas": f"`mesh`, `zero` {plan.configuration.zero}: `fully_shard`, or `replicate` for 0",
         "groups of ranks": f"`parallelize`: parallel styles of {len(document['parallelize'])} modules",
         "recomputation": f"`recompute`: {len(document['recompute'])} modules in a `checkpoint_wrapper`",
     }
     if len(plan.stages) > 1:
         files["schedule.csv"] = readings.schedule_csv(plan)
-        mapped[f"the order {plan.schedule.name}"] = "`schedule.csv` (`compute_only`)"
+        mapped[f"the order {prose_name(plan.schedule.name)}"] = "`schedule.csv` (`compute_only`)"
     left_out = [
         f"The precision {plan.options.precision} and the optimizer {plan.options.optimizer}: cast the model, or give "
         "`fully_shard` a `MixedPrecisionPolicy`.",

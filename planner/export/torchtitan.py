@@ -14,6 +14,7 @@ from typing import Any
 
 from planner.costs.precision import precision as precision_of
 from planner.errors import UsageError
+from planner.escaping import markdown_code, prose_name, quoted
 from planner.export import Export, Exporter, FrameworkJob, Gap, readings, register
 from planner.plans import Plan, Requirement
 from planner.plans.readings import block_items, layer_name, layers
@@ -134,11 +135,18 @@ def _tables(plan: Plan) -> Mapping[str, Table]:
 
 
 def _toml(tables: Mapping[str, Table]) -> str:
-    """The tables as TOML: its strings, numbers and lists are written like JSON's."""
+    """The tables as TOML."""
     lines = []
     for name, table in tables.items():
-        lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in table.items()), ""]
+        lines += [f"[{name}]", *(f"{key} = {_value(value)}" for key, value in table.items()), ""]
     return "\n".join(lines)
+
+
+def _value(value: str | int | bool | list[Any]) -> str:
+    """A value in TOML: numbers are written like JSON's, and so are lists but for their strings."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_value, value))}]"
+    return quoted(value) if isinstance(value, str) else json.dumps(value)
 
 
 def _write(plan: Plan) -> Export:
@@ -165,12 +173,12 @@ def _write(plan: Plan) -> Export:
         ),
     )
     mapped = {
-        table: "<br>".join(f"`{key} = {json.dumps(value)}`" for key, value in values.items())
+        table: ", ".join(markdown_code(f"{key} = {_value(value)}") for key, value in values.items())
         for table, values in tables.items()
     }
     modules_of_stages, layer_names = readings.stage_modules(plan), layers(plan)
     ends = [name for name in (*modules_of_stages[0], *modules_of_stages[-1]) if name not in layer_names]
-    decoder = f"{', '.join(ends)}, {layer_names[0]} .. {layer_names[-1]}"
+    decoder = ", ".join(map(prose_name, [*ends, layer_names[0]])) + f" .. {prose_name(layer_names[-1])}"
     mapped[decoder] = "`tok_embeddings`, `norm`, `output`, `layers.0` .."
     left_out = [
         *_unlike_times(plan),

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from planner.documents import pretty
+from planner.escaping import markdown_code
 from planner.export import Export, Exporter, Gap, readings, register
 from planner.plans import Plan, Requirement
 from planner.systems.backends import BACKENDS, GROUPS
@@ -115,7 +116,8 @@ def _write(plan: Plan) -> Export:
         "training_arguments.json": pretty(trainer_arguments) + "\n",
         "launch.sh": readings.launch(plan, '"${TRAIN:?}"', (), ("# TRAIN: your training program",)),
     }
-    mapped = {f"`{key}`": f"`{value}`" for key, value in (*document.items(), *trainer_arguments.items())}
+    settings = (*document.items(), *trainer_arguments.items())
+    mapped = {markdown_code(key): markdown_code(str(value)) for key, value in settings}
     left_out = [
         "Settings of the optimizer (learning rate, betas): `TrainingArguments`.",
         "Types of weights: those that the model is loaded in; `fsdp_mixed_precision` casts them to bfloat16 for the "

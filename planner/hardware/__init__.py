@@ -21,6 +21,7 @@ from planner.hardware.loader import lint as lint
 from planner.hardware.loader import load_cluster as load_cluster
 from planner.hardware.loader import load_device as load_device
 from planner.hardware.loader import load_stack as load_stack
+from planner.hardware.loader import named_stack as named_stack
 from planner.hardware.loader import profile_json_schema as profile_json_schema
 from planner.hardware.loader import warnings as warnings
 from planner.hardware.measuring import MachineFigures as MachineFigures

@@ -5,12 +5,14 @@ and the folder of the bundled profiles.
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from planner.errors import HardwareError, Problem
+from planner.escaping import source_line
 
 Location = tuple[str | int, ...]
 
@@ -18,7 +20,13 @@ _MAX_DEPTH = 32
 _MAX_VALUES = 50_000
 LONGEST = 160
 """Longest excerpt of a source line in a message, in characters."""
+YAML_SUFFIXES = (".yaml", ".yml")
 _TOO_MUCH = "too deep or too large for a profile"
+KINDS = ("cluster", "device", "stack")
+"""The keys one of which names a profile."""
+BEGINNING = "start with `cluster: NAME` for a cluster, `device: NAME` for a single device or `stack: NAME` for software"
+"""What to do with a file that has none of them."""
+_NAMED = re.compile(rf"[{{\s\ufeff]*[\"']?({'|'.join(KINDS)})[\"']?\s*:(\s|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +58,13 @@ class Document:
     keys: dict[Location, Position] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
+    @property
+    def is_profile(self) -> bool:
+        """Whether the file is meant as a profile: a key names it, or begins a line of a file with errors."""
+        if isinstance(self.data, dict) and any(kind in self.data for kind in KINDS):
+            return True
+        return bool(self.problems) and any(map(_NAMED.match, self.lines))
+
     def problem(self, location: Location, message: str, hint: str = "", *, at_key: bool = False) -> Problem:
         """A problem at a path, or at the closest enclosing path that is in the file."""
         path = location
@@ -69,7 +84,7 @@ class Document:
         width = max(1, min(mark.width, len(text) - column))
         # Tabs are kept in front of the caret, so that it stands under its character at any tab width.
         lead = "".join("\t" if c == "\t" else " " for c in text[:column])
-        excerpt = f"{number}{text}\n{' ' * (len(number) - 2)}| {lead}{'^' * width}"
+        excerpt = f"{number}{source_line(text)}\n{' ' * (len(number) - 2)}| {lead}{'^' * width}"
         return Problem(message, f"{self.name}:{mark.line + 1}:{mark.column + 1}", hint, excerpt)
 
 
@@ -239,4 +254,4 @@ def citations() -> dict[str, str]:
 
 def looks_like_path(text: str) -> bool:
     """Whether an argument is a path, not a name."""
-    return text.endswith((".yaml", ".yml")) or "/" in text or "\\" in text
+    return text.endswith(YAML_SUFFIXES) or "/" in text or "\\" in text

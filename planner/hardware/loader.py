@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from planner.errors import HardwareError, Problem, UsageError
 from planner.hardware.document import (
+    BEGINNING,
+    YAML_SUFFIXES,
     Document,
     bundled_path,
     cluster_names,
@@ -229,7 +231,8 @@ def load_stack(name_or_path: str | Path = "") -> Stack:
     """Load the software that trains: a bundled stack by name, or one from a YAML file; `DEFAULT_STACK` without a name.
 
     Raises:
-        HardwareError: no such stack, errors in its file, or stacks that are based on each other.
+        HardwareError: no such stack, errors in its file, a base beyond the file's folder, or stacks that are based on
+            each other.
 
     >>> load_stack("megatron-2021").launch_s
     6e-05
@@ -244,11 +247,39 @@ def load_stack(name_or_path: str | Path = "") -> Stack:
         if spec in specs:
             raise HardwareError(f"the stack {spec.stack!r} is based on itself", where=str(wanted), hint="change `base`")
         specs.append(spec)
-        wanted = spec.base
+        wanted = spec.base and named_stack(spec.base, where=f"{wanted}: base", folder=profile_path(wanted).parent)
     stack = NO_STACK
     for spec in reversed(specs):
         stack = build_stack(spec, stack)
     return stack
+
+
+def named_stack(name: str, *, where: str = "", folder: Path | None = None) -> str | Path:
+    """The stack that a document names, as an argument of `load_stack`: a bundled one, or a file near the document.
+
+    A document may come from anybody, and must not make its reader open any file of the machine.
+
+    Args:
+        name: the name; "" for the default stack.
+        where: the place of the name, for errors.
+        folder: the document's folder: paths begin there, and end there or in a folder inside. None for no paths.
+
+    Raises:
+        HardwareError: no such stack, or a path that is not allowed.
+    """
+    if not name or name in stack_names():
+        return name
+    if folder is None:
+        raise HardwareError(f"no bundled stack is called {name!r}", where=where, hint="give its file as --stack FILE")
+    if not looks_like_path(name):
+        raise HardwareError(f"unknown stack {name!r}", where=where, hint=did_you_mean(name, stack_names()))
+    hint = "name a bundled stack, or a .yaml file in the folder of this one"
+    path = (folder / name).resolve()
+    if not path.is_relative_to(folder.resolve()) or path.suffix not in YAML_SUFFIXES:
+        raise HardwareError(f"{name!r} is not allowed as a base", where=where, hint=hint)
+    if not path.is_file():
+        raise HardwareError(f"there is no file {name!r}", where=where, hint=hint)
+    return folder / name
 
 
 def load_device(name_or_path: str | Path, *, stack: str | Path = "") -> Device:
@@ -299,7 +330,7 @@ def lint(path: str | Path) -> list[Problem]:
     Raises:
         HardwareError: the file cannot be read.
     """
-    return _check(Path(path))[1]
+    return _check(Path(path), asked=True)[1]
 
 
 def warnings(path: str | Path) -> list[Problem]:
@@ -396,7 +427,19 @@ def _checked(path: Path) -> ProfileFile:
     return spec
 
 
-def _check(path: Path) -> tuple[ProfileFile | None, list[Problem]]:
+def _check(path: Path, *, asked: bool = False) -> tuple[ProfileFile | None, list[Problem]]:
+    """The checked content of a file, and its errors, which quote nothing but profiles.
+
+    Another document may have named the file, to see what is in it: of a file that is none of ours no word is shown.
+
+    Args:
+        path: the file.
+        asked: true where the user wants to see what is wrong with this file; a YAML file is quoted then, too.
+    """
     from planner.hardware.validate import validate
 
-    return validate(read_document(path))
+    document = read_document(path)
+    spec, problems = validate(document)
+    if problems and not (document.is_profile or (asked and path.suffix in YAML_SUFFIXES and not path.is_symlink())):
+        return None, [Problem("no hardware profile", f"{path}:1:1", BEGINNING)]
+    return spec, problems

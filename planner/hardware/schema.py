@@ -444,7 +444,7 @@ class StackFile(Strict, use_attribute_docstrings=True):
     about: str = ""
     """one line on what it is"""
     base: str | None = None
-    """a stack, by name or file, that has every figure which is absent here"""
+    """a bundled stack, or a file in this one's folder, that has every figure which is absent here"""
     launch: Figure[Seconds] | None = None
     """host time of one forward operation, such as `65 us`"""
     backward_launch: Figure[Part] | None = None

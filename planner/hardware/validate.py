@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from planner.documents import schema_at
 from planner.errors import Problem
-from planner.hardware.document import Document, Location, citations, device_names
+from planner.hardware.document import BEGINNING, KINDS, Document, Location, citations, device_names
 from planner.hardware.loader import profile_json_schema
 from planner.hardware.schema import ClusterFile, DeviceFile, StackFile
 from planner.hardware.types import MOST_DEVICES
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 ProfileFile = ClusterFile | DeviceFile | StackFile
-_KINDS: Mapping[str, type[ProfileFile]] = {"cluster": ClusterFile, "device": DeviceFile, "stack": StackFile}
+_KINDS: Mapping[str, type[ProfileFile]] = dict(zip(KINDS, (ClusterFile, DeviceFile, StackFile), strict=True))
 """By the key that names a profile, the model of its file."""
 
 
@@ -60,11 +60,7 @@ def _validate_mapping(document: Document, data: dict[str, Any]) -> tuple[Profile
     kinds = [key for key in _KINDS if key in data]
     if len(kinds) != 1:
         several = f"a profile has either {' or '.join(map(repr, kinds))}"
-        message = several if kinds else "missing field 'cluster'"
-        hint = (
-            "start with `cluster: NAME` for a cluster, `device: NAME` for a single device or `stack: NAME` for software"
-        )
-        return None, [document.problem((), message, hint)]
+        return None, [document.problem((), several if kinds else "missing field 'cluster'", BEGINNING)]
     model = _KINDS[kinds[0]]
     context = {
         "sources": {**citations(), **_mapping(data, "sources")},

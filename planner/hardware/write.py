@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.errors import HardwareError, UsageError
+from planner.escaping import shell, visible
 from planner.hardware.document import citations, device_names, looks_like_path
 from planner.hardware.loader import device_types, profile_path, read_profile
 from planner.hardware.types import Collective
@@ -276,6 +277,11 @@ _HEADER = """\
 """
 
 
+def _header(name: str) -> str:
+    """The comments before a profile."""
+    return _HEADER.format(file=visible(shell(f"{name}.yaml")))
+
+
 def resolved_profile(name_or_path: str | Path, nodes: int | str | None = None) -> dict[str, Any]:
     """A self-contained profile: devices written out, defaults filled in, sources cited in full.
 
@@ -366,8 +372,9 @@ def profile_text(name_or_path: str | Path) -> str:
     """The text of a profile file, comments included.
 
     Raises:
-        HardwareError: there is no such profile.
+        HardwareError: there is no such profile, or the file has errors.
     """
+    read_profile(name_or_path)
     return profile_path(name_or_path).read_text(encoding="utf-8")
 
 
@@ -382,7 +389,7 @@ def profile_template(name_or_path: str | Path, name: str) -> str:
         kind = read_profile(name_or_path).kind
         hint = "start from one of `shardplan hardware list`"
         raise HardwareError(f"{str(name_or_path)!r} is {kind}, not a cluster", hint=hint)
-    return _HEADER.format(file=f"{name}.yaml") + profile_yaml({**content, "cluster": name})
+    return _header(name) + profile_yaml({**content, "cluster": name})
 
 
 def sketch_text(sketch: ClusterSketch) -> str:
@@ -391,8 +398,8 @@ def sketch_text(sketch: ClusterSketch) -> str:
     Raises:
         UsageError: no bundled device has the name of its device.
     """
-    left_out = "".join(f"# not taken: {note}\n" for note in sketch.notes)
-    return _HEADER.format(file=f"{sketch.name}.yaml") + left_out + profile_yaml(sketch.document())
+    left_out = "".join(f"# not taken: {visible(note)}\n" for note in sketch.notes)
+    return _header(sketch.name) + left_out + profile_yaml(sketch.document())
 
 
 def with_measured(name_or_path: str | Path, level: str, rows: Mapping[Collective, Mapping[str, Any]], name: str) -> str:

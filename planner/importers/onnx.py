@@ -217,7 +217,7 @@ def from_torch(
         import onnxscript  # noqa: F401 - torch's exporter needs it
         import torch
     except ModuleNotFoundError as error:
-        raise UsageError(f"{_NEEDS}: {error}", hint="pip install 'shardplan[torch]'") from None
+        raise UsageError(f"{_NEEDS}: {error}", hint="pip install torch onnxscript (shardplan[torch])") from None
     title = name or type(module).__name__
     by_name = isinstance(example_inputs, Mapping)
     by_place = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else example_inputs

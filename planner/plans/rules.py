@@ -95,8 +95,11 @@ def read_rules(text: str, *, name: str = "rules") -> dict[str, str]:
         UsageError: a line reads otherwise, or a rule stands there twice; or as `severities`.
     """
     levels: dict[str, str] = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        entry = line.partition("#")[0].strip()
+    entries = {number: line.partition("#")[0].strip() for number, line in enumerate(text.splitlines(), 1)}
+    words = {word.strip() for entry in entries.values() for word in entry.split(":")}
+    if any(entries.values()) and not words & {*RULES, *Severity, OFF}:  # no file of rules: nothing of it is shown
+        raise UsageError("no line is a rule", where=name, hint="write each rule once, such as slower: error")
+    for number, entry in entries.items():
         if not entry:
             continue
         rule, colon, severity = (part.strip() for part in entry.partition(":"))

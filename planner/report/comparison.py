@@ -13,6 +13,7 @@ from typing import Any
 from planner.check.attribution import Attribution
 from planner.costs import precision
 from planner.errors import Problem
+from planner.escaping import html, markdown, workflow_command
 from planner.plans.comparison import PlanComparison, value_words
 from planner.plans.diff import Area, Change, Value
 from planner.plans.figures import GIB, Headline, headline_of
@@ -377,7 +378,7 @@ def diff_markdown(
     comparison: PlanComparison, attribution: Attribution | None = None, failures: Mapping[str, str] | None = None
 ) -> str:
     """The comparison as a review comment: verdict, a table, the rest folded; at most `MARKDOWN_BYTES`."""
-    head = [MARKER, f"**shardplan: {diff_verdict(comparison, failures)}**"]
+    head = [MARKER, f"**shardplan: {markdown(diff_verdict(comparison, failures))}**"]
     if comparison.costs and (comparison.changes or comparison.remarks):
         head.append(report_to_markdown(Report("", (Section(table=_figures(comparison.costs)),))).strip())
     full_report = diff_report(comparison, attribution, failures)
@@ -390,7 +391,7 @@ def diff_markdown(
     ]
     text = "\n\n".join(head) + "\n"
     for title, body in folded:
-        part = f"\n<details><summary>{title}</summary>\n\n{body.strip()}\n\n</details>\n"
+        part = f"\n<details><summary>{html(title)}</summary>\n\n{body.strip()}\n\n</details>\n"
         if len((text + part).encode()) > MARKDOWN_BYTES - 200:
             text += f"\n{title} and what follows is left out here for its length; `--format json` has it.\n"
             break
@@ -405,8 +406,8 @@ def diff_annotations(comparison: PlanComparison, failures: Mapping[str, str] | N
     """The findings and the failed gates as workflow commands of GitHub Actions, one line each."""
     messages = [("error", f"gate {gate}", reason) for gate, reason in (failures or {}).items() if reason]
     messages += [(_LEVELS[remark.severity], remark.rule, remark.message) for remark in comparison.remarks]
-    lines = [_command(level, text, file=file, title=title) for level, title, text in messages]
-    lines = lines or [_command("notice", diff_verdict(comparison, failures), file=file, title="shardplan")]
+    lines = [workflow_command(level, text, file=file, title=title) for level, title, text in messages]
+    lines = lines or [workflow_command("notice", diff_verdict(comparison, failures), file=file, title="shardplan")]
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -419,16 +420,4 @@ def annotation(level: str, problem: Problem) -> str:
     """
     file, line, column = (*problem.where.rsplit(":", 2), "", "")[:3] if problem.excerpt else (problem.where, "", "")
     text = problem.message + (f" ({problem.hint})" if problem.hint else "")
-    return _command(level, text, file=file, line=line, col=column)
-
-
-def _command(level: str, text: str, **attributes: str) -> str:
-    """A workflow command with the attributes that have a value."""
-    written = ",".join(f"{key}={_escaped(value, ':,')}" for key, value in attributes.items() if value)
-    return f"::{level} {written}::{_escaped(text)}"
-
-
-def _escaped(text: str, further: str = "") -> str:
-    for character in "%\r\n" + further:
-        text = text.replace(character, f"%{ord(character):02X}")
-    return text
+    return workflow_command(level, text, file=file, line=line, col=column)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import pkgutil
 import re
 import zipfile
-from html import escape
 from io import BytesIO
 
+from planner.escaping import html, script_json
 from planner.graph import Graph
 from planner.hardware.types import Cluster
 from planner.plans import Plan
@@ -73,12 +72,12 @@ def plan_page(plan: Plan, graph: Graph | None = None, cluster: Cluster | None = 
     first, *others = explanation_report(explanation).sections
     about, details = ((*first.lines, *others[0].lines), others[1:]) if plan.headline else ((), others)
     contents = {
-        "title": escape(plan.headline.subject if plan.headline else f"{plan.model.name} on {plan.hardware.name}"),
-        "about": "".join(f'<p class="quiet">{escape(line)}</p>' for line in about),
+        "title": html(plan.headline.subject if plan.headline else f"{plan.model.name} on {plan.hardware.name}"),
+        "about": "".join(f'<p class="quiet">{html(line)}</p>' for line in about),
         "tiles": "".join(map(_tile, plan.headline.figures if plan.headline else ())),
         "figures": "\n".join(shown),
         "details": "\n".join(map(_details, details)),
-        "specs": json.dumps({**specs, "zoom": {"focus": focus, "end": timeline.played_s}}).replace("<", "\\u003c"),
+        "specs": script_json({**specs, "zoom": {"focus": focus, "end": timeline.played_s}}),
         "library": _library(),
     }
     page = (pkgutil.get_data(__name__, "page.html") or b"").decode()
@@ -91,18 +90,18 @@ def _tile(figure: str) -> str:
     unit = re.match(r"(s|ms|us|min|h|d)\b", rest)
     if unit:
         large, rest = f"{large} {unit[0]}", f"a step {rest[unit.end() :]}"
-    return f"<div><b>{escape(large)}</b>{escape(rest)}</div>"
+    return f"<div><b>{html(large)}</b>{html(rest)}</div>"
 
 
 def _figure(chart: page_charts.Chart) -> str:
     """A chart under its heading, with the buttons that move the timeline."""
-    buttons = "".join(f'<button value="{key}">{escape(word)}</button>' for key, word in BUTTONS.items())
+    buttons = "".join(f'<button value="{key}">{html(word)}</button>' for key, word in BUTTONS.items())
     bar = f'<div id="zoom">{buttons}</div><p class="quiet">{HINT}</p>' if chart.name == "timeline" else ""
     zoom = ' data-zoom tabindex="0"' if chart.zoom else ""
     return (
-        f"<figure{' class=half' if chart.half else ''}><h2>{escape(chart.heading)}</h2>"
-        f"<figcaption>{escape(chart.caption)}</figcaption>{bar}"
-        f'<div class="chart" id="{chart.name}" role="img" aria-label="{escape(chart.caption)}"{zoom}></div></figure>'
+        f"<figure{' class=half' if chart.half else ''}><h2>{html(chart.heading)}</h2>"
+        f"<figcaption>{html(chart.caption)}</figcaption>{bar}"
+        f'<div class="chart" id="{chart.name}" role="img" aria-label="{html(chart.caption)}"{zoom}></div></figure>'
     )
 
 
@@ -110,16 +109,16 @@ def _missing(reason: str) -> str:
     """The figure in place of the roofline if that cannot be drawn."""
     hint = "The roofline of the operators needs the model and the hardware: add --model and --hardware."
     named = f" Those that the plan names were not taken: {reason}" if reason else ""
-    return f'<figure class="half"><h2>Roofline</h2><figcaption>{escape(hint + named)}</figcaption></figure>'
+    return f'<figure class="half"><h2>Roofline</h2><figcaption>{html(hint + named)}</figcaption></figure>'
 
 
 def _details(section: Section) -> str:
     """A section of the explanation, with its table."""
-    told = "".join(f"<p>{escape(line)}</p>" for line in section.lines)
-    items = "".join(f"<li>{escape(item)}</li>" for item in section.items)
+    told = "".join(f"<p>{html(line)}</p>" for line in section.lines)
+    items = "".join(f"<li>{html(item)}</li>" for item in section.items)
     shown = _table(section.table) if section.table else ""
     opened = " open" if section.heading in ("Assumptions", "Not modelled") else ""
-    heading = f"<summary><h2>{escape(section.heading)}</h2></summary>"
+    heading = f"<summary><h2>{html(section.heading)}</h2></summary>"
     return f"<details{opened}>{heading}{told}{f'<ul>{items}</ul>' if items else ''}{shown}</details>"
 
 
@@ -127,9 +126,9 @@ def _table(table: Table) -> str:
     """A table without its bars, since the column beside them has the figure."""
     kept = [(at, name, form) for at, (name, form) in enumerate(table.columns.items()) if form is not Form.BAR]
     classes = [' class="figure"' if form.to_the_right else "" for _, _, form in kept]
-    head = "".join(f"<th{look}>{escape(name)}</th>" for look, (_, name, _) in zip(classes, kept, strict=True))
+    head = "".join(f"<th{look}>{html(name)}</th>" for look, (_, name, _) in zip(classes, kept, strict=True))
     rows = (
-        "".join(f"<td{look}>{escape(texts[at])}</td>" for look, (at, _, _) in zip(classes, kept, strict=True))
+        "".join(f"<td{look}>{html(texts[at])}</td>" for look, (at, _, _) in zip(classes, kept, strict=True))
         for texts in table.texts()
     )
     body = "".join(f"<tr>{row}</tr>" for row in rows)

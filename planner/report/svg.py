@@ -6,11 +6,14 @@ import math
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from html import escape
 
+from planner.escaping import html, visible
 from planner.units import format_number
 
 Point = tuple[float, float]
+
+TITLE = 15
+"""Size of the font of titles, in pixels."""
 
 BASE_STYLE = """
 text { font: 12px sans-serif; fill: #222 } .title { font-size: 15px } .quiet { fill: #666 } .page { fill: #fff }
@@ -40,7 +43,30 @@ def svg(width: float, height: float, style: str, body: Iterable[str]) -> str:
 def text(x: float, y: float, words: str, style: str = "", anchor: str = "start") -> str:
     """A text whose start, middle or end is at a position."""
     optional = {"class": style, "text-anchor": "" if anchor == "start" else anchor}
-    return _element("text", {"x": x, "y": y, **optional}, escape(words))
+    return _element("text", {"x": x, "y": y, **optional}, html(words))
+
+
+_NARROW = frozenset(" .,:;'|!()[]-/fijlrtI")
+
+
+def text_width(words: str, size: float = 12) -> float:
+    """Upper estimate of the width of a text in pixels, in the usual fonts without serifs.
+
+    Args:
+        words: the text.
+        size: size of the font in pixels.
+    """
+    ems = (0.42 if c in _NARROW else 1.0 if ord(c) > 0x2E7F or c in "@MW%" else 0.66 for c in visible(words))
+    return size * sum(ems)
+
+
+def fitted(words: str, room: float, size: float = 12) -> str:
+    """A text, with dots in place of its middle if it is wider than some room in pixels."""
+    shown, kept = words, len(words)
+    while kept > 1 and text_width(shown, size) > room:
+        kept = min(kept - 1, int(len(words) * room / text_width(words, size)) + 1)
+        shown = f"{words[: kept - kept // 3]}…{words[len(words) - kept // 3 :]}"
+    return shown
 
 
 def line(style: str, x1: float, y1: float, x2: float, y2: float) -> str:
@@ -55,7 +81,7 @@ def rect(style: str, x: float, y: float, width: float, height: float) -> str:
 
 def circle(style: str, x: float, y: float, radius: float, tip: str = "") -> str:
     """A disc with a tooltip."""
-    inside = f"<title>{escape(tip)}</title>" if tip else ""
+    inside = f"<title>{html(tip)}</title>" if tip else ""
     return _element("circle", {"class": style, "cx": x, "cy": y, "r": radius}, inside)
 
 
@@ -67,7 +93,7 @@ def polygon(style: str, corners: Sequence[Point]) -> str:
 def _element(name: str, attributes: dict[str, str | float], inside: str = "") -> str:
     """An element; attributes with an empty value are left out."""
     written = "".join(
-        f' {key}="{escape(value) if isinstance(value, str) else _number(value)}"'
+        f' {key}="{html(value) if isinstance(value, str) else _number(value)}"'
         for key, value in attributes.items()
         if value != ""
     )
@@ -213,7 +239,7 @@ def scatter(
         notes: lines below the chart.
     """
     foot = [words for note in notes for words in textwrap.wrap(note, FOOT_LETTERS, break_on_hyphens=False)]
-    parts = [text(LEFT, 24, title, "title")]
+    parts = [text(LEFT, 24, fitted(title, WIDTH - LEFT - 8, TITLE), "title")]
     if points:
         right = x.covering([point.x for point in points], LEFT, RIGHT)
         up = y.covering([*(point.y for point in points), *limits], BOTTOM, TOP)
@@ -258,6 +284,6 @@ def _names(points: Sequence[Dot], right: PlotAxis, up: PlotAxis) -> list[str]:
         lowest = BOTTOM - step * (len(named) - number - 1)
         at = max(at, min(up.at(point.y), lowest))
         parts.append(line("leader", right.at(point.x), up.at(point.y), RIGHT + 12, at - 4))
-        parts.append(text(RIGHT + 16, at, point.name, point.kind))
+        parts.append(text(RIGHT + 16, at, fitted(point.name, WIDTH - RIGHT - 20), point.kind))
         at += step
     return parts

@@ -15,7 +15,7 @@ from enum import StrEnum
 from itertools import zip_longest
 from typing import Any
 
-from planner import units
+from planner import escaping, units
 
 BAR_WIDTH = 20
 
@@ -55,7 +55,7 @@ class Form(StrEnum):
 
 
 Cell = str | float | bool | tuple[str, ...] | None
-"""A value in the unit of its column; text is shown as it is, None as missing."""
+"""A value in the unit of its column; None is shown as missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,12 @@ class Table:
     columns: Mapping[str, Form]
     rows: tuple[tuple[Cell, ...], ...]
 
+    def headings(self) -> list[str]:
+        """The headings, each a visible line."""
+        return list(map(escaping.visible, self.columns))
+
     def texts(self) -> list[list[str]]:
-        """The formatted cells, by row."""
+        """The formatted cells, by row, each a visible line."""
         return [[shown(cell, form) for cell, form in zip(row, self.columns.values(), strict=True)] for row in self.rows]
 
 
@@ -89,6 +93,8 @@ class Section:
 @dataclass(frozen=True, slots=True)
 class Report:
     """A report for people.
+
+    Its texts are plain: names stand in them as they are, and the functions below escape them for their format.
 
     Attributes:
         title: its title; "" for none.
@@ -134,10 +140,10 @@ _FORMATS: Mapping[Form, Callable[[Any], str]] = {
 
 
 def shown(cell: Cell, form: Form) -> str:
-    """A cell as text, with its unit."""
+    """A cell as a visible line, with its unit."""
     if cell is None:
         return "-"
-    return cell if isinstance(cell, str) else _FORMATS.get(form, str)(cell)
+    return escaping.visible(cell if isinstance(cell, str) else _FORMATS.get(form, str)(cell))
 
 
 PROSE_WIDTH = 100
@@ -151,7 +157,7 @@ NARROWEST_TEXT = 18
 def report_to_text(report: Report, width: int = PROSE_WIDTH, table_width: int | None = None) -> str:
     """The report as plain text; arguments as for `report_to_lines`."""
     lines = ("".join(text for text, _ in line).rstrip() for line in report_to_lines(report, width, table_width))
-    return "".join(f"{line}\n" for line in lines)
+    return "".join(f"{escaping.terminal_line(line)}\n" for line in lines)
 
 
 def report_to_lines(report: Report, width: int = PROSE_WIDTH, table_width: int | None = None) -> Iterator[Line]:
@@ -183,14 +189,14 @@ def _section_lines(section: Section, width: int, table_width: int | None) -> Ite
         for line in _wrapped(text, width, f"{indent}- ", f"{indent}  "):
             yield ((line, ""),)
     for drawn in section.drawing:
-        yield ((indent, ""), *drawn)
+        yield ((indent, ""), *((escaping.visible(text), style) for text, style in drawn))
     if section.table:
         for line, style in _table_lines(section.table, table_width and table_width - len(indent)):
             yield ((indent, ""), (line, style)) if line else ()
 
 
 def _wrapped(text: str, width: int, first: str = "", later: str = "") -> list[str]:
-    return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=later) or [""]
+    return textwrap.wrap(escaping.visible(text), width, initial_indent=first, subsequent_indent=later) or [""]
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +224,8 @@ class _Strip:
 def _table_lines(table: Table, room: int | None) -> Iterator[tuple[str, str]]:
     """Lines of a table with their styles; if its columns take several tables, with an empty line between them."""
     texts = table.texts()
-    strips = [_Strip(name, form, [row[c] for row in texts]) for c, (name, form) in enumerate(table.columns.items())]
+    columns = enumerate(zip(table.headings(), table.columns.values(), strict=True))
+    strips = [_Strip(name, form, [row[c] for row in texts]) for c, (name, form) in columns]
     for number, part in enumerate(_dealt(strips, room)):
         if number:
             yield "", ""
@@ -270,17 +277,16 @@ def _widths(strips: Sequence[_Strip], room: int | None) -> list[int]:
 
 
 def report_to_markdown(report: Report) -> str:
-    """The report as Markdown."""
-    blocks = [f"## {report.title}"] if report.title else []
+    """The report as Markdown, in which its texts are text."""
+    blocks = [f"## {escaping.markdown(report.title)}"] if report.title else []
     for section in report.sections:
         if section.heading:
-            blocks.append(f"### {section.heading}")
-        blocks += section.lines
+            blocks.append(f"### {escaping.markdown(section.heading)}")
+        blocks += map(escaping.markdown, section.lines)
         if section.items:
-            blocks.append("\n".join(f"- {item}" for item in section.items))
+            blocks.append("\n".join(f"- {escaping.markdown(item)}" for item in section.items))
         if section.drawing:
-            drawn = "\n".join("".join(text for text, _ in line) for line in section.drawing)
-            blocks.append(f"```\n{drawn}\n```")
+            blocks.append(escaping.markdown_block(["".join(text for text, _ in line) for line in section.drawing]))
         if section.table:
             blocks.append(_markdown_table(section.table))
     return "\n\n".join(blocks) + "\n"
@@ -288,10 +294,10 @@ def report_to_markdown(report: Report) -> str:
 
 def _markdown_table(table: Table) -> str:
     def line(row: Sequence[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
+        return "| " + " | ".join(map(escaping.markdown, row)) + " |"
 
     rule = "|" + "|".join("---:" if form.to_the_right else "---" for form in table.columns.values()) + "|"
-    return "\n".join([line(list(table.columns)), rule, *map(line, table.texts())])
+    return "\n".join([line(table.headings()), rule, *map(line, table.texts())])
 
 
 def report_to_csv(report: Report) -> str:
@@ -299,8 +305,7 @@ def report_to_csv(report: Report) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     if report.data:
-        writer.writerow(report.data.columns)
-        writer.writerows(report.data.rows)
+        writer.writerows(map(escaping.csv_cell, row) for row in (tuple(report.data.columns), *report.data.rows))
     return text.getvalue()
 
 

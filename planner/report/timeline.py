@@ -239,6 +239,8 @@ MOST_ROWS = 64
 """Limit on the rows of a picture; beyond it only one replica of each stage is drawn."""
 
 _LEFT, _RIGHT, _TOP, _GAP = 190, 150, 88, 36
+_MARGIN, _BESIDE = 16, 12
+"""Pixels at the edges of the picture, and between labels and chart."""
 _ROW, _STRIP = 22, 44
 _NUMBER_ROOM = 13
 _NARROWEST_WIDTH, _CLIPPED_WIDTH = 3.0, 7.0
@@ -253,6 +255,11 @@ class _TimeScale:
     begins: tuple[float, ...]
     per_s: float
 
+    @property
+    def labels(self) -> float:
+        """Coordinate at which the labels of rows end."""
+        return self.begins[0] - _BESIDE
+
     def at(self, window: int, seconds: float) -> float:
         return self.begins[window] + (seconds - self.spans[window][0]) * self.per_s
 
@@ -265,7 +272,7 @@ def draw_svg(timeline: Timeline, *, width: int = 1280) -> str:
 
     Args:
         timeline: the timeline.
-        width: width in pixels.
+        width: width in pixels; the picture is wider where labels leave the chart less than 200.
 
     Every stage has a row; its replicas have rows of their own unless there are more than `MOST_ROWS`. If an iteration
     is too long for a forward to be visible, only its start, its steady state and its end are drawn, with a note.
@@ -274,42 +281,47 @@ def draw_svg(timeline: Timeline, *, width: int = 1280) -> str:
     parts = segments(timeline)
     grouped = rows(timeline, parts)
     shown = fewer_rows(grouped, MOST_ROWS)
-    room = max(200.0, width - _LEFT - _RIGHT)
-    scale = _scale(windows(timeline, int(room / _NARROWEST_WIDTH), int(room / _CLIPPED_WIDTH)), room)
     strips = fullest_lanes(timeline)
+    labels = [*map(lanes_label, shown), *map(_strip_label, strips)]
+    left = max(_LEFT, _MARGIN + _BESIDE + max(map(svg.text_width, labels)))
+    right = max(_RIGHT, _MARGIN + max(svg.text_width(_held_words(lane)) for lane in strips))
+    room = max(200.0, width - left - right)
+    scale = _scale(windows(timeline, int(room / _NARROWEST_WIDTH), int(room / _CLIPPED_WIDTH)), left, room)
+    full_width = left + room + right
     notes = omissions(timeline, scale.spans, grouped, shown)
     memory_top = _TOP + _ROW * len(shown) + 52
     height = memory_top + _STRIP * len(strips) + 16 + 16 * len(notes)
     body = [
-        *_header(timeline, parts),
+        *_header(timeline, parts, full_width - 2 * _MARGIN),
         *(line for at, row in enumerate(shown) for line in _gantt_row(timeline, row, parts, scale, _TOP + at * _ROW)),
         *_time_axis(scale, _TOP, memory_top - 48),
-        svg.text(_LEFT - 12, memory_top - 12, "memory of one device", "strong", "end"),
+        svg.text(scale.labels, memory_top - 12, "memory of one device", "strong", "end"),
         *(line for at, lane in enumerate(strips) for line in _memory_strip(lane, scale, memory_top + at * _STRIP)),
-        *(svg.text(_LEFT, height - 8 - 16 * at, note, "quiet") for at, note in enumerate(reversed(notes))),
+        *(svg.text(left, height - 8 - 16 * at, note, "quiet") for at, note in enumerate(reversed(notes))),
     ]
-    return svg.svg(width, height, STYLE, body)
+    return svg.svg(full_width, height, STYLE, body)
 
 
-def _scale(spans: tuple[tuple[float, float], ...], room: float) -> _TimeScale:
+def _scale(spans: tuple[tuple[float, float], ...], left: float, room: float) -> _TimeScale:
     total = float_sum(end - begin for begin, end in spans)
     per_s = (room - _GAP * (len(spans) - 1)) / total if total > 0 else 1.0
-    begins, x = [], float(_LEFT)
+    begins, x = [], left
     for begin, end in spans:
         begins.append(x)
         x += (end - begin) * per_s + _GAP
     return _TimeScale(spans, tuple(begins), per_s)
 
 
-def _header(timeline: Timeline, parts: Segments) -> list[str]:
+def _header(timeline: Timeline, parts: Segments, room: float) -> list[str]:
     title = f"{timeline.name}: {timeline.schedule}, {timeline.micro_batches} micro-batches"
     copies = f", {timeline.copies} copies (one shown)" if timeline.copies > 1 else ""
     facts = (
         f"step {format_seconds(timeline.step_s)}, {timeline.samples_per_s:.4g} samples/s, "
         f"{_waits(timeline)}, {timeline.transfers} transfers"
     )
-    lines = [svg.text(16, 24, title + copies, "title strong"), svg.text(16, 42, facts, "quiet")]
-    x = 16.0
+    title = svg.fitted(title + copies, room, svg.TITLE)
+    lines = [svg.text(_MARGIN, 24, title, "title strong"), svg.text(_MARGIN, 42, facts, "quiet")]
+    x = float(_MARGIN)
     used = [ACTIVITIES[code] for code in np.unique(parts.activity)]
     for activity in [*used, Activity.IDLE]:
         lines.append(svg.rect(_class(activity), x, 52, 12, 12))
@@ -319,7 +331,7 @@ def _header(timeline: Timeline, parts: Segments) -> list[str]:
 
 
 def _gantt_row(timeline: Timeline, row: Row, parts: Segments, scale: _TimeScale, y: float) -> list[str]:
-    lines = [svg.text(_LEFT - 12, y + 14, lanes_label(row), anchor="end")]
+    lines = [svg.text(scale.labels, y + 14, lanes_label(row), anchor="end")]
     mine = parts.of(row[0].worker)
     program = timeline.trace.program
     for window, (begin, end) in enumerate(scale.spans):
@@ -362,15 +374,23 @@ def _memory_strip(lane: Lane, scale: _TimeScale, y: float) -> list[str]:
     base, tall = y + _STRIP - 8, _STRIP - 12
     top = max(float(lane.capacity_bytes), lane.memory.peak_bytes)
     limit = base - tall * lane.capacity_bytes / top
-    lines = [svg.text(_LEFT - 12, y + 22, f"stage {rank_ranges(lane.stages)}", anchor="end")]
+    lines = [svg.text(scale.labels, y + 22, _strip_label(lane), anchor="end")]
     for window in range(len(scale.spans)):
         left, right = scale.begins[window], scale.ends(window)
         corners = [(x, base - tall * held / top) for x, held in _outline(lane.memory, scale, window)]
         lines.append(svg.polygon("held" if lane.fits else "beyond", [(left, base), *corners, (right, base)]))
         lines.append(svg.line("limit", left, limit, right, limit))
-    words = f"{format_bytes(lane.memory.peak_bytes)} of {format_bytes(lane.capacity_bytes)}"
-    lines.append(svg.text(scale.ends(len(scale.spans) - 1) + 8, y + 22, words, "" if lane.fits else "over"))
+    style = "" if lane.fits else "over"
+    lines.append(svg.text(scale.ends(len(scale.spans) - 1) + 8, y + 22, _held_words(lane), style))
     return lines
+
+
+def _strip_label(lane: Lane) -> str:
+    return f"stage {rank_ranges(lane.stages)}"
+
+
+def _held_words(lane: Lane) -> str:
+    return f"{format_bytes(lane.memory.peak_bytes)} of {format_bytes(lane.capacity_bytes)}"
 
 
 def _outline(curve: MemoryCurve, scale: _TimeScale, window: int) -> list[tuple[float, float]]:

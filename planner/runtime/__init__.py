@@ -1,6 +1,6 @@
 """Trains from a plan on torch.distributed: stages are the operators of the ONNX file, ranks follow the plan's orders.
 
-Needs torch (`pip install shardplan[torch]`); planning does not, and never imports this package.
+Needs torch (`pip install torch`); planning does not, and never imports this package.
 
     trainer = planner.runtime.load("model.plan.json", "model.onnx")     # under torchrun
     loss = trainer.step(batch)
@@ -74,5 +74,5 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        raise UsageError("running a plan needs torch", hint="pip install 'shardplan[torch]'") from error
+        raise UsageError("running a plan needs torch", hint="pip install torch (shardplan[torch])") from error
     return getattr(module, name)

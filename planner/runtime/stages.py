@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from planner.errors import HardwareError, PlanError
-from planner.hardware import load_stack
+from planner.hardware import load_stack, named_stack
 from planner.plans import Plan, Requirement
 from planner.plans.records import Boundary
 from planner.runtime.data import Batch, Loss
@@ -132,7 +132,7 @@ def repeated_operators(plan: Plan, index: int, as_whole: bool) -> RepeatedOperat
 def runs_gates(plan: Plan) -> bool:
     """Whether the software that the plan assumes runs an activation and the product with it as one kernel."""
     try:
-        return "gated_activation" in load_stack(plan.hardware.stack).fused
+        return "gated_activation" in load_stack(named_stack(plan.hardware.stack)).fused
     except HardwareError:
         return False
 

@@ -86,6 +86,9 @@ def _read_csv(text: str, path: Path) -> tuple[Work, list[list[int]]]:
     """The orders of a file, and the line of each action by lane."""
     reader = csv.DictReader(io.StringIO(text), skipinitialspace=True)
     names = [name.strip() for name in reader.fieldnames or ()]
+    if not set(names) & set(_COLUMNS):  # no file of orders: nothing of it is shown
+        hint = f"columns: {', '.join(_COLUMNS)}"
+        raise PlanError("the first line names no column of orders", where=f"{path}:1", hint=hint)
     unknown = [name for name in names if name not in _COLUMNS]
     if unknown:
         raise PlanError(f"unknown column {unknown[0]!r}", where=f"{path}:1", hint=did_you_mean(unknown[0], _COLUMNS))

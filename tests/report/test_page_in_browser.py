@@ -114,3 +114,68 @@ def test_light_and_dark(page: Any) -> None:
     before = page.evaluate("getComputedStyle(document.body).backgroundColor")
     page.get_by_role("button", name="Light or dark").click()
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") != before
+
+
+LEGENDS = """
+views.flatMap((view, at) => {
+  const marks = view.scenegraph().root.items[0].items.filter(mark => mark.role === "legend");
+  const width = view.container().querySelector("canvas").clientWidth;
+  return marks.map(mark => [charts[at].id, view.origin()[0] + mark.bounds.x2, width]);
+})
+"""
+"""By legend: its chart, where it ends, and the width of the picture, in pixels."""
+
+
+@pytest.fixture(scope="module")
+def wide_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a plan with ten activities, and rows of several stages."""
+    job = planner.Job(global_batch=64, precision="bf16")
+    degrees = planner.Degrees(tensor=2, pipeline=2, chunks=6, zero=1)
+    graph = planner.load_graph("gpt2", dims={"seq": 128})
+    plan = planner.predict(graph, planner.load_cluster("dgx-a100"), job, degrees).plan
+    path = tmp_path_factory.mktemp("page") / "wide.html"
+    path.write_text(planner.report.plan_page(plan), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("width", [320, 375, 412, 440, 600, 900, 1280])
+def test_no_legend_is_cut_off(browser: Any, wide_file: Path, width: int) -> None:
+    context = browser.new_context(viewport={"width": width, "height": 812})
+    page = context.new_page()
+    page.goto(wide_file.as_uri())
+    page.wait_for_selector("body[data-drawn]")
+    legends = page.evaluate(LEGENDS)
+    assert {"timeline", "time", "kinds"} <= {chart for chart, *_ in legends}
+    assert [entry for entry in legends if entry[1] > entry[2]] == []
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    context.close()
+
+
+def test_legends_fit_again_when_the_phone_is_turned(browser: Any, wide_file: Path) -> None:
+    context = browser.new_context(viewport={"width": 812, "height": 375})
+    page = context.new_page()
+    page.goto(wide_file.as_uri())
+    page.wait_for_selector("body[data-drawn]")
+    page.set_viewport_size({"width": 320, "height": 812})
+    page.wait_for_function("drawnWidth === 320")
+    page.wait_for_function(f"({LEGENDS}).length && ({LEGENDS}).every(([, end, width]) => end <= width && width < 300)")
+    context.close()
+
+
+def test_labels_of_a_timeline_are_inside_its_picture(browser: Any, tmp_path: Path) -> None:
+    """32,768 ranks in 80 chunks: the longest labels of rows."""
+    job = planner.Job(global_batch=65536, precision="bf16")
+    degrees = planner.Degrees(pipeline=8, chunks=6)
+    graph = planner.load_graph("gpt2-xl", dims={"seq": 1024})
+    plan = planner.predict(graph, planner.load_cluster("dgx-h100", nodes=4096), job, degrees).plan
+    path = tmp_path / "timeline.svg"
+    path.write_text(planner.draw_svg(planner.simulate_plan(plan)), encoding="utf-8")
+    page = browser.new_page()
+    page.goto(path.as_uri())
+    edges = "[...document.querySelectorAll('text')].map(e => e.getBBox()).map(b => [b.x, b.x + b.width])"
+    width = page.evaluate("document.documentElement.viewBox.baseVal.width")
+    found = page.evaluate(edges)
+    assert len(found) > 30
+    assert min(begin for begin, _ in found) >= 0
+    assert max(end for _, end in found) <= width
+    page.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from xml.etree import ElementTree
@@ -152,3 +153,27 @@ def test_document() -> None:
 def test_rank_ranges() -> None:
     assert rank_ranges([3, 1, 0, 7]) == "0-1,3,7"
     assert rank_ranges(range(0, 20, 2)) == "0,2,4,6,... (10)"
+
+
+def test_the_margin_is_as_wide_as_the_longest_label() -> None:
+    """A digit is 0.64 of the font's 12 pixels wide in the widest of the usual fonts, DejaVu Sans; a letter not more."""
+    job = planner.Job(global_batch=32768, precision="bf16")
+    graph = planner.load_graph("gpt2", dims={"seq": 128})
+    cluster = planner.load_cluster("dgx-h100", nodes=4096)
+    plan = planner.predict(graph, cluster, job, planner.Degrees(pipeline=2, chunks=6)).plan
+    texts = ElementTree.fromstring(draw_svg(simulate(plan))).iter(f"{SVG}text")
+    labels = [e for e in texts if e.get("text-anchor") == "end"]
+    assert labels[0].text == "stage 0,2,4,6,... (6)  ranks 0-16383"
+    assert labels[1].text == "stage 1,3,5,7,... (6)  ranks 16384-32767"
+    digits = sum(map(str.isdigit, labels[1].text or ""))
+    assert float(labels[1].get("x", 0)) >= digits * 0.64 * 12 + (len(labels[1].text or "") - digits) * 0.35 * 12
+
+
+def test_a_long_name_is_shortened_in_a_title() -> None:
+    timeline = dataclasses.replace(simulate(toy_plan()), name="layer" * 200)
+    texts = ElementTree.fromstring(draw_svg(timeline)).iter(f"{SVG}text")
+    title = next(e.text or "" for e in texts if "strong" in e.get("class", ""))
+    assert len(title) < 160
+    assert title.startswith("layerlayer")
+    assert "…" in title
+    assert title.endswith("micro-batches")

@@ -170,13 +170,18 @@ def _starts_as_onnx(path: Path) -> bool:
         return looks_like_onnx(stream.read(2))
 
 
+_LFS = "version https://git-lfs"
+"""What the text begins with that Git LFS leaves in place of a file."""
+
+
 def _refuse_text(head: bytes) -> None:
     if looks_like_onnx(head):
         return
     text = head.decode("utf-8", errors="replace")[:256].rstrip("\ufffd")
     if "\ufffd" not in text and all(c.isprintable() or c.isspace() for c in text):
-        shown = text.strip().splitlines()[0][:40] if text.strip() else ""
-        raise ModelError(f"the file is text, not ONNX (it begins {shown!r})", hint="give the binary .onnx file")
+        pointer = text.startswith(_LFS)
+        hint = "fetch it by `git lfs pull`" if pointer else "give the binary .onnx file"
+        raise ModelError("the file is a Git LFS pointer" if pointer else "the file is text, not ONNX", hint=hint)
 
 
 Buffer = bytes | memoryview
