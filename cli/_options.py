@@ -340,14 +340,8 @@ def read_file(path: str, hint: str = "name a file that `shardplan` wrote") -> by
     Raises:
         PlanError: the file is missing or cannot be read.
     """
-    if path == "-":
-        return planner.files.input_bytes()
-    try:
-        revised = _at_revision(path)
-        return Path(path).read_bytes() if revised is None else revised
-    except OSError as error:
-        message = f"cannot read: {error.strerror or error}"
-        raise planner.PlanError(message, where=path, hint=hint) from error
+    revised = None if path == "-" else _at_revision(path)
+    return planner.foreign_files.Door(path, planner.PlanError, hint).content(path) if revised is None else revised
 
 
 def _at_revision(path: str) -> bytes | None:
@@ -356,7 +350,7 @@ def _at_revision(path: str) -> bytes | None:
     Raises:
         PlanError: git cannot find it; the message is git's.
     """
-    if not re.fullmatch(r"[^:/\\][^:]+:.+", path) or os.path.exists(path):
+    if not re.fullmatch(r"[^:/\\][^:]+:.+", path) or "\0" in path or os.path.exists(path):
         return None
     try:
         shown = subprocess.run(["git", "show", path], capture_output=True, check=False)

@@ -85,7 +85,7 @@ def command(given: Options) -> int:
     before, after = (
         planner.plans.load_answer(text, name=shown_name(path)) for text, path in zip(texts, (old, new), strict=True)
     )
-    said = read_file(given.rules).decode(errors="replace") if given.rules else None
+    said = read_file(given.rules, "name a file of rules") if given.rules else None
     rules = None if said is None else planner.plans.read_rules(said, name=given.rules)
     ignored = tuple(planner.plans.Area(area) for area in given.ignore)
     comparison = planner.plans.compare_plans(before, after, tolerance=given.tolerance, ignore=ignored, rules=rules)

@@ -13,7 +13,7 @@ import click
 import planner
 
 from . import _options
-from ._options import NODES, Options, complete, count, flag, format_option, read_file, refuse_others
+from ._options import NODES, Options, complete, count, flag, format_option, read_file, refuse_others, shown_name
 from ._report import say_progress, show
 
 LINK_WORDS = (
@@ -278,7 +278,9 @@ def import_profile(given: Options) -> None:
       shardplan hardware import network.yml --device a100-sxm-80gb
     """
     _refuse_existing(given)
-    text = read_file(given.source).decode("utf-8", errors="replace")
+    where = shown_name(given.source)
+    door = planner.foreign_files.Door(where, planner.HardwareError, "give the text as the tool wrote it")
+    text = door.text(read_file(given.source, "name the file with the text of the tool"))
     hardware, name, device = planner.hardware, given.output.stem if given.output else "imported", given.device
     kind = hardware.kind_of(text)
     if not kind:
@@ -289,7 +291,7 @@ def import_profile(given: Options) -> None:
     if kind == "nccl":
         if not (given.into and given.level):
             raise planner.UsageError("measured collectives need a profile", hint="give --into PROFILE --level NAME")
-        measured, row = hardware.from_nccl_tests(text, collective=given.collective)
+        measured, row = hardware.from_nccl_tests(text, collective=given.collective, where=where)
         _write(given.output, hardware.with_measured(given.into, given.level, {measured: row}, name))
         return
     if kind != "calculon" and not device:
@@ -299,9 +301,9 @@ def import_profile(given: Options) -> None:
         outer = tuple(hardware.read_link(link, where="--between") for link in given.between)
         sketch = dataclasses.replace(sketch, between=outer, nodes=given.nodes or 1)
     elif kind == "calculon":
-        sketch = hardware.from_calculon(text, name=name)
+        sketch = hardware.from_calculon(text, name=name, where=where)
     else:
-        sketch = hardware.from_astra(text, name=name, device=device)
+        sketch = hardware.from_astra(text, name=name, device=device, where=where)
     _write(given.output, hardware.sketch_text(sketch))
 
 

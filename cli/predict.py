@@ -199,7 +199,7 @@ def _best_words(comparison: dict[str, Any]) -> str:
 def _framework_degrees(given: _options.Options) -> tuple[dict[str, Any], int]:
     """Degrees of a framework's configuration that no option overrides, and its sequence; the rest goes to `given`."""
     name, path = given.framework
-    text = _options.read_file(path, f"name a configuration of {name}").decode(errors="replace")
+    text = _options.read_file(path, f"name a configuration of {name}")
     job = planner.export.read_job(text, name, _options.shown_name(path))
     for key in ("global_batch", "precision", "optimizer", "overlap"):
         if getattr(given, key) is None and getattr(job, key) != "":
@@ -283,8 +283,8 @@ def calibrate(given: _options.Options) -> None:
       shardplan calibrate gpt2-xl -H dgx-a100 --runs runs.csv -o ours.yaml
       shardplan plan gpt2-xl -H dgx-a100 --stack ours.yaml
     """
-    text = _options.read_file(given.runs).decode("utf-8", errors="replace")
-    measured = planner.calibration.parse_runs(text, _options.shown_name(given.runs))
+    content = _options.read_file(given.runs, "name a CSV file of measured runs")
+    measured = planner.calibration.parse_runs(content, _options.shown_name(given.runs))
     graph = _options.load_graph(given)
     base = planner.load_stack(given.stack)
     job = _options.job_of(given, 1, global_batch=1)

@@ -165,6 +165,23 @@ def check_model(model: onnx.ModelProto) -> None:
                 )
 
 
+def inlined(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A model with its own functions written out; the model itself where it has none.
+
+    Raises:
+        ModelError: they cannot be.
+    """
+    from onnx.inliner import inline_local_functions
+
+    if not model.functions:
+        return model
+    try:
+        return inline_local_functions(model)
+    except Exception as error:  # of onnx's C++ alone, which raises a bare RuntimeError among others
+        reason = " ".join(str(error).split())
+        raise ModelError(f"the model's functions cannot be written out: {reason}", hint=_AGAIN) from None
+
+
 def _starts_as_onnx(path: Path) -> bool:
     with path.open("rb") as stream:
         return looks_like_onnx(stream.read(2))

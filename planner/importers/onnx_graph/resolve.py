@@ -363,6 +363,7 @@ class Resolver:
         if not kinds or (kinds[0] is None and node.outputs[0]):
             kinds = self._last_resort(node, kinds, failure)
         self._require_declared(node, kinds)
+        onnx_nodes.require_window(node, kinds)
         if None in kinds:
             self.untyped.update((o, node.label) for o, k in zip(node.outputs, kinds, strict=False) if o and k is None)
         if self.assumed:
