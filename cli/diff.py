@@ -20,8 +20,8 @@ AREAS = (
 
 
 @_options.command("diff")
-@click.argument("old")
-@click.argument("new")
+@click.argument("old", type=_options.PLAN)
+@click.argument("new", type=_options.PLAN)
 @_options.format_option("text", "json", "markdown", "github")
 @click.option(
     "--tolerance",
@@ -40,10 +40,16 @@ AREAS = (
     "share (peak_memory:95%), a limit (step_time:2s, peak_memory:70GiB), a severity (error, warning, info) or a rule; "
     "repeatable.",
 )
-@click.option("--rules", metavar="FILE", help="YAML file of your own severities: `rule: error|warning|info|off`.")
+@click.option(
+    "--rules",
+    type=_options.FileText("rules"),
+    metavar="FILE",
+    help="YAML file of your own severities: `rule: error|warning|info|off`.",
+)
 @click.option(
     "--model",
     "models",
+    type=_options.MODEL,
     multiple=True,
     metavar="MODEL",
     help="Model of one of the plans, to price each cause; repeatable.",
@@ -52,6 +58,7 @@ AREAS = (
     "--hardware",
     "-H",
     "hardware",
+    type=_options.HARDWARE,
     multiple=True,
     metavar="NAME",
     help="Hardware of one of the plans, likewise; repeatable.",

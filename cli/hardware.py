@@ -55,7 +55,7 @@ def list_profiles(given: Options) -> None:
 
 
 @_options.command("show", command, short_help="Show levels, figures and sources.")
-@click.argument("name", shell_complete=complete("hardware"))
+@click.argument("name", type=_options.HARDWARE, shell_complete=complete("hardware"))
 @click.option(
     "--nodes", type=NODES, help="Number of nodes, or 4x64 for 64 devices of each of 4 nodes. [default: the profile's]"
 )
@@ -87,7 +87,7 @@ def show_profile(given: Options) -> None:
 
 
 @_options.command("lint", command, short_help="Check profile files.")
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("files", nargs=-1, required=True, type=_options.FilePath("hardware", path_type=Path))
 @format_option("text", "json", "github")
 @flag("--strict", help="Also exit with 4 on warnings.")
 def lint_profiles(given: Options) -> int:
@@ -129,7 +129,14 @@ def lint_profiles(given: Options) -> int:
 
 
 @_options.command("init", command, short_help="Create a commented profile to edit.")
-@click.option("--from", "base", default="dgx-a100", show_default=True, help="Copy this profile: a name or a file.")
+@click.option(
+    "--from",
+    "base",
+    type=_options.HARDWARE,
+    default="dgx-a100",
+    show_default=True,
+    help="Copy this profile: a name or a file.",
+)
 @click.option("--device", shell_complete=complete("devices"), help="Describe a cluster of this bundled device instead.")
 @count("--per-node", default=8, show_default=True, help="Devices per node.")
 @count("--nodes", default=1, show_default=True, help="Number of nodes.")
@@ -253,11 +260,13 @@ def _asked() -> Options:
 
 
 @_options.command("import", command, short_help="Create a profile from the output of another tool.")
-@click.argument("source", metavar="FILE")
+@click.argument("source", type=_options.FileText("machine"), metavar="FILE")
 @click.option("--device", shell_complete=complete("devices"), help="Bundled device type, if the text does not name it.")
 @count("--nodes", help="Number of nodes; for topologies.")
 @click.option("--between", multiple=True, metavar="LINK", help="Links between nodes, as for init; for topologies.")
-@click.option("--into", metavar="PROFILE", help="Profile to add measured collectives to; for nccl-tests.")
+@click.option(
+    "--into", type=_options.HARDWARE, metavar="PROFILE", help="Profile to add measured collectives to; for nccl-tests."
+)
 @click.option("--level", help="Level of the profile that was measured.")
 @click.option("--collective", default="", help="Collective that was measured, if the text does not name it.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write. [default: standard output]")

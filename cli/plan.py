@@ -34,7 +34,7 @@ _sizes = functools.partial(click.option, type=_options.NUMBERS)
 )
 @click.option(
     "--schedule-file",
-    type=click.Path(exists=True, dir_okay=False),
+    type=_options.FilePath("orders", exists=True, dir_okay=False),
     help="Use the orders of work in this file, and search the best stages for them.",
 )
 @click.option(

@@ -30,10 +30,13 @@ _degree = functools.partial(click.option, type=click.IntRange(min=1), default=1,
     help="Samples per optimizer step. [required unless --config gives the number of micro-batches]",
 )
 @click.option(
-    "--config", metavar="FILE", help="Take the configuration from this configuration or plan file; - is standard input."
+    "--config",
+    type=_options.FileText("configuration"),
+    metavar="FILE",
+    help="Take the configuration from this configuration or plan file; - is standard input.",
 )
 @click.option(
-    "--from", "framework", nargs=2, metavar="FRAMEWORK FILE",
+    "--from", "framework", type=(str, _options.FileText("framework")), metavar="FRAMEWORK FILE",
     help="Take degrees, batch sizes, number formats and optimizer from a framework's configuration: megatron (a file "
     "of arguments or launch script), torchtitan (config.toml), deepspeed (ds_config.json). Other options override it.",
 )  # fmt: skip
@@ -258,7 +261,13 @@ def _document(prediction: Any, best_comparison: dict[str, Any] | None, fixes: An
 @_options.command("calibrate")
 @_options.model_argument
 @_options.machine_options()
-@click.option("--runs", required=True, metavar="FILE", help="CSV of measured runs; - is standard input.")
+@click.option(
+    "--runs",
+    type=_options.FileText("runs"),
+    required=True,
+    metavar="FILE",
+    help="CSV of measured runs; - is standard input.",
+)
 @_options.precision_option
 @_options.optimizer_option
 @_options.dims_option

@@ -168,7 +168,10 @@ def test_keys_that_are_not_understood_are_named_and_others_are_not(written: Writ
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0 (give a positive number)"),
         ({"num_hidden_layers": 10**6}, "num_hidden_layers is 1000000 (give 10000 or less)"),
         ({"hidden_size": 10**30}, "hidden_size is inf"),
-        ({**DEEPSEEK, "num_nextn_predict_layers": 2_000_000}, "num_nextn_predict_layers is 2000000 (give 10000 or less)"),
+        (
+            {**DEEPSEEK, "num_nextn_predict_layers": 2_000_000},
+            "num_nextn_predict_layers is 2000000 (give 10000 or less)",
+        ),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan"),
         ({"num_key_value_heads": 3}, "4 query heads are not a multiple of 3"),
         ({"hidden_act": "mish"}, "hidden_act 'mish' is not known (known: silu,"),
