@@ -68,7 +68,8 @@ TEXTS = frozenset({
     "objective", "offload", "on", "optimizer", "precision", "rank", "recompute", "schedule", "schedules", "sizes",
     "fixed_batch", "fixed_cp", "fixed_devices", "fixed_dp", "fixed_ep", "fixed_for", "fixed_headroom",
     "fixed_max_stages", "fixed_micro_batch", "fixed_nodes", "fixed_optimizer", "fixed_overlap", "fixed_pp",
-    "fixed_precision", "fixed_recompute", "fixed_schedule", "fixed_seq", "fixed_tp", "fixed_zero", "solver", "system", "systems", "target", "time_limit",
+    "fixed_precision", "fixed_recompute", "fixed_schedule", "fixed_seq", "fixed_tp", "fixed_zero", "solver", "system", "systems", "target",
+    "time_limit",
     "why_not",
 })  # fmt: skip
 """Parameters of plain text that name no file, of all commands."""

@@ -143,6 +143,8 @@ def check_model(model: onnx.ModelProto) -> None:
     """
     if not model.HasField("graph") or not model.ir_version:
         raise ModelError("the file is not an ONNX model: it holds no graph", hint=_AGAIN)
+    if not 1 <= model.ir_version <= MOST_VERSION:
+        raise ModelError(f"the file has the ONNX version {model.ir_version}", hint=_AGAIN)
     if not model.graph.node:
         raise ModelError("the model's graph has no operators", hint=_AGAIN)
     if not model.graph.output:
