@@ -272,6 +272,8 @@ class Cluster:
         about: one line on what this machine is.
         unlike: by index in `devices`, the levels of nodes of that device type; empty if all nodes have equal links.
         host_memory_bytes: memory of a node's host that training may fill; 0 when unknown, which limits nothing.
+        node_step: what numbers of nodes are multiples of, so that they fill the groups of the network.
+        most_nodes: largest number of nodes that the profile can have.
     """
 
     name: str
@@ -283,6 +285,8 @@ class Cluster:
     about: str = ""
     unlike: tuple[tuple[Level, ...], ...] = ()
     host_memory_bytes: float = 0.0
+    node_step: int = 1
+    most_nodes: int = 1
 
     @property
     def device_count(self) -> int:
@@ -391,9 +395,9 @@ def check_devices(cluster: Cluster, wanted: int) -> None:
 
 def with_devices(cluster: Cluster, wanted: int) -> str:
     """What makes a cluster of at least so many devices."""
-    if not cluster.node_size:
+    nodes = -(-wanted // (cluster.node_size * cluster.node_step or 1)) * cluster.node_step
+    if not cluster.node_size or nodes > cluster.most_nodes:
         return f"take a profile with {wanted:,} devices"
-    nodes = -(-wanted // cluster.node_size)
     return f"--nodes {nodes} makes {nodes * cluster.node_size:,}"
 
 

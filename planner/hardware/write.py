@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.errors import HardwareError, UsageError
-from planner.hardware.document import citations, device_names
+from planner.hardware.document import citations, cluster_names, device_names, stack_names
 from planner.hardware.loader import device_types, profile_path, read_profile
 from planner.hardware.types import Collective
 from planner.registry import did_you_mean
@@ -291,7 +291,8 @@ def profile_text(name_or_path: str | Path) -> str:
     Raises:
         HardwareError: there is no such profile.
     """
-    return profile_path(name_or_path).read_text(encoding="utf-8")
+    known = (*cluster_names(), *device_names(), *stack_names())
+    return profile_path(name_or_path, known=known).read_text(encoding="utf-8")
 
 
 def profile_template(name_or_path: str | Path, name: str) -> str:

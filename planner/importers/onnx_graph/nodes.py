@@ -456,6 +456,9 @@ def _contradictions(node: WorkNode, inputs: Sequence[TensorType | None], values:
                 yield f"has {len(window)} {name} for {spatial} spatial dimensions"
 
 
+_SIZES = "give the sizes that the model is run at (--dim for axes by name)"
+
+
 def require_window(node: WorkNode, kinds: Sequence[TensorType | None]) -> None:
     """Refuse a convolution or pooling whose input is smaller than its window, so that the result has no place.
 
@@ -466,4 +469,24 @@ def require_window(node: WorkNode, kinds: Sequence[TensorType | None]) -> None:
         return
     if not all(size > 0 for size in kinds[0].shape[2:]):
         message = f"{node.label} makes a result of shape {list(kinds[0].shape)}: its input is smaller than its window"
-        raise ModelError(message, hint="give the sizes that the model is run at (--dim for axes by name)")
+        raise ModelError(message, hint=_SIZES)
+
+
+def require_fitting_window(node: WorkNode, inputs: Sequence[TensorType | None]) -> None:
+    """Refuse a window that is larger than the input with its padding, of which no shape inference makes a result.
+
+    Raises:
+        ModelError: names the operator, the window and the input.
+    """
+    slot = rule_of(node.op).window
+    if slot is None or not inputs or inputs[0] is None:
+        return
+    image = inputs[0].shape[2:]
+    weight = inputs[slot] if 0 < slot < len(inputs) else None
+    window: Any = node.attributes.get("kernel_shape", weight.shape[2:] if weight is not None else ())
+    padding: Any = node.attributes.get("pads", (0,) * 2 * len(image))
+    if isinstance(window, tuple) and isinstance(padding, tuple) and 2 * len(window) == len(padding) == 2 * len(image):
+        padded = [size + padding[i] + padding[i + len(image)] for i, size in enumerate(image)]
+        if any(extent > size for extent, size in zip(window, padded, strict=True)):
+            message = f"{node.label} has a window of {list(window)} over an input of {list(image)}"
+            raise ModelError(message, hint=_SIZES)

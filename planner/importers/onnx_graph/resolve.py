@@ -376,6 +376,7 @@ class Resolver:
 
     def _last_resort(self, node: WorkNode, kinds: Sequence[TensorType | None], failure: str) -> list[TensorType | None]:
         """Types where no rule gave one: an upper bound, an assumption that is said, or an error."""
+        onnx_nodes.require_fitting_window(node, [self.work.types.get(name) for name in node.inputs])
         said = [] if failure else self.inference.by_rule(node, rule_of(node.op).most) or []
         bound = [kind.complete if kind is not None else None for kind in said]
         if bound and bound[0] is not None:
