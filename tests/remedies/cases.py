@@ -444,6 +444,12 @@ INSTANCES = (
 
 PLANS = (
     case(
+        "name another file for --store",
+        "sweep toy.onnx -H v100-pcie-4 --over batch=4 -j 1 --store config.json",
+        "name another file for (--store)",
+        "sweep toy.onnx -H v100-pcie-4 --over batch=4 -j 1 {0} another.sqlite",
+    ),
+    case(
         "--model and --hardware must be given together: splits are priced for both",
         "explain toy.plan.json --model toy.onnx",
         r"--model and (--hardware) must",
@@ -546,6 +552,10 @@ _PLAN_OF_FRAMEWORK = (
 )
 _CHECK = "names the command that lists what is wrong: a damaged plan stays damaged"
 EXCEPTIONS: Mapping[tuple[str, str], str] = {
+    (
+        "planner/documents.py",
+        "name a file that `shardplan plan` wrote",
+    ): "from Python; each case writes a plan and reads it",
     ("planner/ask/sweeps.py", "--on needs dask"): _PACKAGE,
     ("planner/ask/sweeps.py", "pip install 'shardplan[sweep]'"): _PACKAGE,
     ("planner/costs/measured.py", "pip install 'shardplan[measure]'"): _PACKAGE,
