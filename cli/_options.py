@@ -47,6 +47,33 @@ file_to_write = functools.partial(click.option, type=click.Path(dir_okay=False))
 """An option that names a file to write."""
 
 
+class FileText(click.types.StringParamType):
+    """The type of a parameter that may name a file to read.
+
+    Attributes:
+        holds: what the file holds, such as `model` or `costs`.
+    """
+
+    def __init__(self, holds: str) -> None:
+        self.holds = holds
+
+
+class FilePath(click.Path):
+    """The type of a parameter that names a file or folder to read.
+
+    Attributes:
+        holds: what the file holds.
+    """
+
+    def __init__(self, holds: str, **further: Any) -> None:  # noqa: ANN401
+        super().__init__(**further)
+        self.holds = holds
+
+
+MODEL, HARDWARE, STACK, PLAN = map(FileText, ("model", "hardware", "stack", "plan"))
+"""Types of the files that most commands read."""
+
+
 def choice(*names: str, of: Sequence[str], **further: Any) -> Decorator:  # noqa: ANN401
     """An option with one of some values; the first is the default."""
     return click.option(*names, type=click.Choice(of), default=of[0], show_default=True, **further)
@@ -73,7 +100,7 @@ def complete(*kinds: str) -> Callable[[click.Context, click.Parameter, str], lis
     return items
 
 
-model_argument: Decorator = click.argument("model", shell_complete=complete("models"))
+model_argument: Decorator = click.argument("model", type=MODEL, shell_complete=complete("models"))
 dims_option: Decorator = click.option(
     "--dim",
     "dims",
@@ -89,7 +116,8 @@ def hardware_option(
     **further: Any,  # noqa: ANN401
 ) -> Decorator:
     """`--hardware`."""
-    return click.option("--hardware", "-H", shell_complete=complete("hardware"), help=help_text, **further)
+    completed = complete("hardware")
+    return click.option("--hardware", "-H", type=HARDWARE, shell_complete=completed, help=help_text, **further)
 
 
 def parsed(name: str, read: Callable[[str], Any], wanted: str) -> click.ParamType[Any]:
@@ -140,12 +168,13 @@ nodes_option: Decorator = click.option(
     help="Number of nodes. [default: the profile's] 4x64 uses 64 devices of each of 4 nodes (of racks of 72, say).",
 )  # fmt: skip
 stack_option: Decorator = click.option(
-    "--stack", default="", metavar="NAME", shell_complete=complete("stacks"),
+    "--stack", default="", type=STACK, metavar="NAME", shell_complete=complete("stacks"),
     help="Training software: a name (`shardplan hardware list --stacks`) or a YAML file. [default: megatron-2025, or "
     "the plan's]",
 )  # fmt: skip
 costs_option: Decorator = click.option(
     "--costs",
+    type=FileText("costs"),
     metavar="FILE",
     help="Use the operator times in this file (of `shardplan profile -o`) instead of estimates.",
 )
@@ -223,6 +252,7 @@ def against_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Options for the model and the hardware that a plan is compared with."""
     model = click.option(
         "--model",
+        type=MODEL,
         metavar="MODEL",
         shell_complete=complete("models"),
         help="Model of the plan: an ONNX file, a config.json or a bundled model.",
@@ -341,14 +371,8 @@ def read_file(path: str, hint: str = "name a file that `shardplan` wrote") -> by
     Raises:
         PlanError: the file is missing or cannot be read.
     """
-    if path == "-":
-        return planner.files.input_bytes()
-    try:
-        revised = _at_revision(path)
-        return Path(path).read_bytes() if revised is None else revised
-    except OSError as error:
-        message = f"cannot read: {error.strerror or error}"
-        raise planner.PlanError(message, where=path, hint=hint) from error
+    revised = None if path == "-" else _at_revision(path)
+    return planner.foreign_files.Door(path, planner.PlanError, hint).content(path) if revised is None else revised
 
 
 def _at_revision(path: str) -> bytes | None:
@@ -357,7 +381,7 @@ def _at_revision(path: str) -> bytes | None:
     Raises:
         PlanError: git cannot find it; the message is git's.
     """
-    if not re.fullmatch(r"[^:/\\][^:]+:.+", path) or os.path.exists(path):
+    if not re.fullmatch(r"[^:/\\][^:]+:.+", path) or "\0" in path or os.path.exists(path):
         return None
     try:
         shown = subprocess.run(["git", "show", path], capture_output=True, check=False)

@@ -72,7 +72,8 @@ def planned_as_partition(model: str) -> bool:
         "options that say Instances in --help do, where the objective knows them",
     )  # fmt: skip
     if "nodes" in given_options and "hardware" not in given_options:
-        raise planner.UsageError("--nodes needs --hardware", hint="or say --machines 8x2")
+        hint = "or say --machines 8x2 --bandwidth 10GB/s,1.25GB/s instead of it"
+        raise planner.UsageError("--nodes needs --hardware", hint=hint)
     return True
 
 

@@ -126,12 +126,17 @@ FIXED = (
 """Options of `plan` that apply to all points; --global-batch and -b are also `batch`."""
 
 
+_FILES = {"stack": _options.STACK}
+"""Types of those of these options that may name a file."""
+
+
 def _fixed_options(command: Any) -> Any:  # noqa: ANN401
     """Options of `plan` that apply to all points, and --dim and --set."""
     for name in reversed(FIXED):
         flags = ("--global-batch", "-b", "--batch") if name == "batch" else (f"--{name}",)
         help_text = "For all points; this and the following options are as in `plan`." if name == FIXED[0] else ""
-        command = click.option(*flags, _parameter(name), help=help_text, metavar="VALUE")(command)
+        kind = _FILES.get(name, click.STRING)
+        command = click.option(*flags, _parameter(name), type=kind, help=help_text, metavar="VALUE")(command)
     for flag, parameter, metavar in (("--dim", "dims", "NAME=SIZE"), ("--set", "changes", "FIELD=VALUE")):
         help_text = "For all points, as in `plan`."
         command = click.option(flag, parameter, multiple=True, metavar=metavar, help=help_text)(command)
@@ -168,7 +173,11 @@ def _fixed(given: _options.Options) -> dict[str, tuple[str, ...]]:
 )  # fmt: skip
 @_fixed_options
 @_options.price_option
-@_options.file_to_write("--store", help="SQLite file for results, from which a stopped sweep continues.")
+@click.option(
+    "--store",
+    type=_options.FilePath("store", dir_okay=False),
+    help="SQLite file for results, from which a stopped sweep continues.",
+)
 @_options.count("--jobs", "-j", "workers", help="Number of processes. [default: the number of cores]")
 @click.option("--on", default="", metavar="tcp://HOST:PORT", help="Plan on the workers of this dask scheduler.")
 @_options.format_option("text", "csv", "json", "markdown")

@@ -20,8 +20,8 @@ AREAS = (
 
 
 @_options.command("diff")
-@click.argument("old")
-@click.argument("new")
+@click.argument("old", type=_options.PLAN)
+@click.argument("new", type=_options.PLAN)
 @_options.format_option("text", "json", "markdown", "github")
 @click.option(
     "--tolerance",
@@ -40,10 +40,16 @@ AREAS = (
     "share (peak_memory:95%), a limit (step_time:2s, peak_memory:70GiB), a severity (error, warning, info) or a rule; "
     "repeatable.",
 )
-@click.option("--rules", metavar="FILE", help="YAML file of your own severities: `rule: error|warning|info|off`.")
+@click.option(
+    "--rules",
+    type=_options.FileText("rules"),
+    metavar="FILE",
+    help="YAML file of your own severities: `rule: error|warning|info|off`.",
+)
 @click.option(
     "--model",
     "models",
+    type=_options.MODEL,
     multiple=True,
     metavar="MODEL",
     help="Model of one of the plans, to price each cause; repeatable.",
@@ -52,6 +58,7 @@ AREAS = (
     "--hardware",
     "-H",
     "hardware",
+    type=_options.HARDWARE,
     multiple=True,
     metavar="NAME",
     help="Hardware of one of the plans, likewise; repeatable.",
@@ -85,7 +92,7 @@ def command(given: Options) -> int:
     before, after = (
         planner.plans.load_answer(text, name=shown_name(path)) for text, path in zip(texts, (old, new), strict=True)
     )
-    said = read_file(given.rules).decode(errors="replace") if given.rules else None
+    said = read_file(given.rules, "name a file of rules") if given.rules else None
     rules = None if said is None else planner.plans.read_rules(said, name=given.rules)
     ignored = tuple(planner.plans.Area(area) for area in given.ignore)
     comparison = planner.plans.compare_plans(before, after, tolerance=given.tolerance, ignore=ignored, rules=rules)

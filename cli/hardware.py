@@ -13,7 +13,7 @@ import click
 import planner
 
 from . import _options
-from ._options import NODES, Options, complete, count, flag, format_option, read_file, refuse_others
+from ._options import NODES, Options, complete, count, flag, format_option, read_file, refuse_others, shown_name
 from ._report import say, say_document, say_progress, show
 
 LINK_WORDS = (
@@ -56,7 +56,7 @@ def list_profiles(given: Options) -> None:
 
 
 @_options.command("show", command, short_help="Show levels, figures and sources.")
-@click.argument("name", shell_complete=complete("hardware"))
+@click.argument("name", type=_options.HARDWARE, shell_complete=complete("hardware"))
 @click.option(
     "--nodes", type=NODES, help="Number of nodes, or 4x64 for 64 devices of each of 4 nodes. [default: the profile's]"
 )
@@ -88,7 +88,7 @@ def show_profile(given: Options) -> None:
 
 
 @_options.command("lint", command, short_help="Check profile files.")
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("files", nargs=-1, required=True, type=_options.FilePath("hardware", path_type=Path))
 @format_option("text", "json", "github")
 @flag("--strict", help="Also exit with 4 on warnings.")
 def lint_profiles(given: Options) -> int:
@@ -129,7 +129,14 @@ def lint_profiles(given: Options) -> int:
 
 
 @_options.command("init", command, short_help="Create a commented profile to edit.")
-@click.option("--from", "base", default="dgx-a100", show_default=True, help="Copy this profile: a name or a file.")
+@click.option(
+    "--from",
+    "base",
+    type=_options.HARDWARE,
+    default="dgx-a100",
+    show_default=True,
+    help="Copy this profile: a name or a file.",
+)
 @click.option("--device", shell_complete=complete("devices"), help="Describe a cluster of this bundled device instead.")
 @count("--per-node", default=8, show_default=True, help="Devices per node.")
 @count("--nodes", default=1, show_default=True, help="Number of nodes.")
@@ -253,7 +260,7 @@ def _asked() -> Options:
 
 
 @_options.command("import", command, short_help="Create a profile from the output of another tool.")
-@click.argument("source", metavar="FILE")
+@click.argument("source", type=_options.FileText("machine"), metavar="FILE")
 @click.option(
     "--device",
     shell_complete=complete("devices"),
@@ -261,7 +268,9 @@ def _asked() -> Options:
 )
 @count("--nodes", help="Number of nodes; for topologies.")
 @click.option("--between", multiple=True, metavar="LINK", help="Links between nodes, as for init; for topologies.")
-@click.option("--into", metavar="PROFILE", help="Profile to add measured collectives to; for nccl-tests.")
+@click.option(
+    "--into", type=_options.HARDWARE, metavar="PROFILE", help="Profile to add measured collectives to; for nccl-tests."
+)
 @click.option("--level", help="Level of the profile that was measured.")
 @click.option("--collective", default="", help="Collective that was measured, if the text does not name it.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write. [default: standard output]")
@@ -284,7 +293,9 @@ def import_profile(given: Options) -> None:
       shardplan hardware import network.yml --device a100-sxm-80gb
     """
     _refuse_existing(given)
-    text = read_file(given.source).decode("utf-8", errors="replace")
+    where = shown_name(given.source)
+    door = planner.foreign_files.Door(where, planner.HardwareError, "give the text as the tool wrote it")
+    text = door.text(read_file(given.source, "name the file with the text of the tool"))
     hardware, name, device = planner.hardware, given.output.stem if given.output else "imported", given.device
     kind = hardware.kind_of(text)
     if not kind:
@@ -295,19 +306,19 @@ def import_profile(given: Options) -> None:
     if kind == "nccl":
         if not (given.into and given.level):
             raise planner.UsageError("measured collectives need a profile", hint="give --into PROFILE --level NAME")
-        measured, row = hardware.from_nccl_tests(text, collective=given.collective)
+        measured, row = hardware.from_nccl_tests(text, collective=given.collective, where=where)
         _write(given.output, hardware.with_measured(given.into, given.level, {measured: row}, name))
         return
     if kind != "calculon" and not device:
         raise planner.UsageError("the text does not say which device it is", hint="give --device NAME")
     if kind == "topology":
-        sketch = hardware.from_topology(text, name=name, device=device, where=given.source)
+        sketch = hardware.from_topology(text, name=name, device=device, where=where)
         outer = tuple(hardware.read_link(link, where="--between") for link in given.between)
         sketch = dataclasses.replace(sketch, between=outer, nodes=given.nodes or 1)
     elif kind == "calculon":
-        sketch = hardware.from_calculon(text, name=name)
+        sketch = hardware.from_calculon(text, name=name, where=where)
     else:
-        sketch = hardware.from_astra(text, name=name, device=device)
+        sketch = hardware.from_astra(text, name=name, device=device, where=where)
     _write(given.output, hardware.sketch_text(sketch))
     for note in sketch.notes:
         click.echo(f"not taken: {note}", err=True)

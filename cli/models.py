@@ -109,7 +109,7 @@ def build_model(given: Options) -> None:
 
 
 @_options.command("rebatch", command)
-@click.argument("model", metavar="MODEL", type=click.Path(dir_okay=False))
+@click.argument("model", metavar="MODEL", type=_options.FilePath("model", dir_okay=False))
 @count("--batch", required=True, help="Samples in one forward pass.")
 @_onnx_output
 @dims_option
@@ -172,6 +172,7 @@ _COUNT, _STEPS = 4, 3
 @click.option(
     "--device",
     "-d",
+    type=_options.HARDWARE,
     help="Device (`shardplan hardware list --devices`), such as h100-sxm-80gb; with --measure, cuda or cpu.",
 )
 @click.option("--precision", help="Training precision, as in `plan`. [default: the best that the device supports]")
@@ -182,7 +183,9 @@ _COUNT, _STEPS = 4, 3
     help="Measure operators on this machine instead: each alone, by onnxruntime or (--device cuda) by torch; or, with "
     "--device cpu, within whole training passes by torch on one thread, as `run` runs them.",
 )
-@click.option("--cache", type=click.Path(file_okay=False), help="Folder that caches measurements.")
+@click.option(
+    "--cache", type=_options.FilePath("measurements", file_okay=False), help="Folder that caches measurements."
+)
 @_options.stack_option
 @_options.attention_option
 @_options.flag("--no-dropout", help="Ignore dropout nodes.")

@@ -34,7 +34,7 @@ _sizes = functools.partial(click.option, type=_options.NUMBERS)
 )
 @click.option(
     "--schedule-file",
-    type=click.Path(exists=True, dir_okay=False),
+    type=_options.FilePath("orders", exists=True, dir_okay=False),
     help="Use the orders of work in this file, and search the best stages for them.",
 )
 @click.option(
@@ -157,7 +157,9 @@ def command(given: _options.Options) -> None:
     if not given.hardware:
         raise click.UsageError("Missing option '--hardware' / '-H'.", click.get_current_context())
     if given.least and not given.target:
-        raise click.UsageError("--least says what --target minimizes: add --target")
+        raise click.UsageError(
+            "--least says what --target minimizes: add --target step=2s, say, and --price where the profile has none"
+        )
     given = _options.Options(**{name: value for name, value in vars(given).items() if name not in OWN})
     provenance = planner.default_provenance(given.model, given.hardware)
     with progress_line(given.quiet or given.form == "json", counted=True, doing="reading the model") as draw:

@@ -20,7 +20,7 @@ from .run import model_of_plan
 
 
 @_options.command("explain")
-@click.argument("plan_file", metavar="PLAN")
+@click.argument("plan_file", type=_options.PLAN, metavar="PLAN")
 @_options.against_options
 @_options.set_option
 @_options.price_option
@@ -93,7 +93,7 @@ PLAIN_WIDTH = 110
 
 
 @_options.command("simulate")
-@click.argument("plan_file", metavar="PLAN")
+@click.argument("plan_file", type=_options.PLAN, metavar="PLAN")
 @_options.format_option("text", "json")
 @_options.file_to_write("--svg", "svg_file", help="Also draw the timeline to this SVG file.")
 @_options.file_to_write(
@@ -135,7 +135,7 @@ def simulate(given: Options) -> None:
 
 
 @_options.command("report")
-@click.argument("plan_file", metavar="PLAN")
+@click.argument("plan_file", type=_options.PLAN, metavar="PLAN")
 @_options.file_to_write("--output", "-o", required=True, help="HTML file to write; `-` is standard output.")
 @_options.against_options
 @_options.set_option
@@ -168,7 +168,7 @@ def report(given: Options) -> None:
 
 
 @_options.command("export")
-@click.argument("plan_file", metavar="PLAN")
+@click.argument("plan_file", type=_options.PLAN, metavar="PLAN")
 @click.option(
     "--to",
     "name",
@@ -188,6 +188,7 @@ def report(given: Options) -> None:
 @click.option(
     "--model",
     "-m",
+    type=_options.MODEL,
     help="The plan's model file or bundled model, to check that the ranks divide its attention heads; onnx writes a "
     "copy of it.",
 )
@@ -229,7 +230,7 @@ def export(given: Options) -> None:
 
 
 @_options.command("migrate")
-@click.argument("old")
+@click.argument("old", type=_options.PLAN)
 @click.option("--output", "-o", metavar="NEW", help="File to write; - is standard output. [default: replace OLD]")
 def migrate(given: Options) -> None:
     """Convert the plan file OLD to this version; `-` reads standard input.
@@ -278,7 +279,7 @@ LACKING = 9
 
 
 @_options.command("check")
-@click.argument("plan_file", metavar="PLAN")
+@click.argument("plan_file", type=_options.PLAN, metavar="PLAN")
 @_options.against_options
 @click.option(
     "--search",

@@ -30,10 +30,13 @@ _degree = functools.partial(click.option, type=click.IntRange(min=1), default=1,
     help="Samples per optimizer step. [required unless --config gives the number of micro-batches]",
 )
 @click.option(
-    "--config", metavar="FILE", help="Take the configuration from this configuration or plan file; - is standard input."
+    "--config",
+    type=_options.FileText("configuration"),
+    metavar="FILE",
+    help="Take the configuration from this configuration or plan file; - is standard input.",
 )
 @click.option(
-    "--from", "framework", nargs=2, metavar="FRAMEWORK FILE",
+    "--from", "framework", type=(str, _options.FileText("framework")), metavar="FRAMEWORK FILE",
     help="Take degrees, batch sizes, number formats and optimizer from a framework's configuration: megatron (a file "
     "of arguments or launch script), torchtitan (config.toml), deepspeed (ds_config.json). Other options override it.",
 )  # fmt: skip
@@ -199,7 +202,7 @@ def _best_words(comparison: dict[str, Any]) -> str:
 def _framework_degrees(given: _options.Options) -> tuple[dict[str, Any], int]:
     """Degrees of a framework's configuration that no option overrides, and its sequence; the rest goes to `given`."""
     name, path = given.framework
-    text = _options.read_file(path, f"name a configuration of {name}").decode(errors="replace")
+    text = _options.read_file(path, f"name a configuration of {name}")
     job = planner.export.read_job(text, name, _options.shown_name(path))
     for key in ("global_batch", "precision", "optimizer", "overlap"):
         if getattr(given, key) is None and getattr(job, key) != "":
@@ -258,7 +261,13 @@ def _document(prediction: Any, best_comparison: dict[str, Any] | None, fixes: An
 @_options.command("calibrate")
 @_options.model_argument
 @_options.machine_options()
-@click.option("--runs", required=True, metavar="FILE", help="CSV of measured runs; - is standard input.")
+@click.option(
+    "--runs",
+    type=_options.FileText("runs"),
+    required=True,
+    metavar="FILE",
+    help="CSV of measured runs; - is standard input.",
+)
 @_options.precision_option
 @_options.optimizer_option
 @_options.dims_option
@@ -283,8 +292,8 @@ def calibrate(given: _options.Options) -> None:
       shardplan calibrate gpt2-xl -H dgx-a100 --runs runs.csv -o ours.yaml
       shardplan plan gpt2-xl -H dgx-a100 --stack ours.yaml
     """
-    text = _options.read_file(given.runs).decode("utf-8", errors="replace")
-    measured = planner.calibration.parse_runs(text, _options.shown_name(given.runs))
+    content = _options.read_file(given.runs, "name a CSV file of measured runs")
+    measured = planner.calibration.parse_runs(content, _options.shown_name(given.runs))
     graph = _options.load_graph(given)
     base = planner.load_stack(given.stack)
     job = _options.job_of(given, 1, global_batch=1)

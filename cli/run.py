@@ -18,11 +18,17 @@ DIFFERENT = 10
 
 
 @_options.command("run")
-@click.argument("plan_file", metavar="PLAN")
-@click.option("--model", "-m", help="The plan's ONNX file or bundled model. [default: the one that the plan names]")
+@click.argument("plan_file", type=_options.PLAN, metavar="PLAN")
+@click.option(
+    "--model",
+    "-m",
+    type=_options.MODEL,
+    help="The plan's ONNX file or bundled model. [default: the one that the plan names]",
+)
 @click.option("--steps", type=click.IntRange(min=0), default=1, show_default=True, help="Iterations to train for.")
 @click.option(
     "--data",
+    type=_options.FileText("data"),
     default="synthetic",
     show_default=True,
     help="Training data: `synthetic`, or an .npz file with one array per model input (and `labels`), samples first.",

@@ -12,26 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from ._graph import GraphBuilder
+from ._graph import ModelBuildError as ModelBuildError
 
 Config = Mapping[str, Any]
 """A configuration with a value for every key of its type."""
 
 Build = Callable[[Config, GraphBuilder, int, int], None]
 """Adds the model of a configuration to a graph, for a batch and a sequence length (0 where it reads no sequence)."""
-
-
-class ModelBuildError(ValueError):
-    """A model that does not exist or cannot be built at the size asked for.
-
-    Args:
-        message: what is wrong, one line.
-        hint: what to do about it.
-    """
-
-    def __init__(self, message: str, hint: str = "") -> None:
-        self.message = message
-        self.hint = hint
-        super().__init__(f"{message} ({hint})" if hint else message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +161,12 @@ def _renamed(
 
 MOST_LAYERS = 10_000
 """Maximum number of layers of a configuration; more are taken for a typing error."""
+LARGEST_SIZE = 1 << 24
+"""Largest width, length or vocabulary of a configuration: the longest contexts are 10 million tokens."""
+MOST_ITEMS = 4096
+"""Maximum number of items of a list of numbers, such as the tables of a recommendation model."""
 LARGEST = 1 << 40
-"""Upper bound of every size of a configuration."""
+"""Largest other number of a configuration, such as the rows of a table."""
 
 SHORT_NAMES: Mapping[str, tuple[str, ...]] = {
     "layers": ("num_hidden_layers", "n_layer", "num_layers", "layers"),
@@ -278,10 +269,15 @@ def _values(document: Mapping[str, Any], kind: ModelType) -> dict[str, Any]:
         )
     for key, value in given.items():
         _check(key, kind.keys[key], value)
-    for key in SHORT_NAMES["layers"]:
-        if isinstance(given.get(key), int) and given[key] > MOST_LAYERS:
+    for key in filter(_counts_layers, given):
+        if isinstance(given[key], int) and given[key] > MOST_LAYERS:
             raise ModelBuildError(f"{key} is {given[key]}", f"give {MOST_LAYERS} or less")
     return {key: given.get(key, entry.default) for key, entry in kind.keys.items()}
+
+
+def _counts_layers(key: str) -> bool:
+    """True for keys whose value is a number of layers: `num_nextn_predict_layers`, `n_layer`."""
+    return key.endswith(("layer", "layers"))
 
 
 def _check(key: str, entry: Key, value: Any) -> None:  # noqa: ANN401
@@ -294,8 +290,9 @@ def _check(key: str, entry: Key, value: Any) -> None:  # noqa: ANN401
     number: Any = value
     if entry.kind is int and number < (1 if entry.required or entry.default else 0):
         raise ModelBuildError(f"{key} is {value}", "give a positive number")
-    if entry.kind in (int, float) and not abs(number) <= LARGEST:
-        raise ModelBuildError(f"{key} is {value}", f"give {LARGEST} or less")
+    most = {int: LARGEST_SIZE, float: LARGEST}.get(entry.kind)
+    if most is not None and not abs(number) <= most:
+        raise ModelBuildError(f"{key} is {value}", f"give {most} or less")
 
 
 def _check_items(key: str, entry: Key, value: Any) -> None:  # noqa: ANN401
@@ -304,8 +301,10 @@ def _check_items(key: str, entry: Key, value: Any) -> None:  # noqa: ANN401
     if not of_type or (entry.items is int and not all(0 <= item <= LARGEST for item in value)):
         what = "names" if entry.items is str else "whole numbers"
         raise ModelBuildError(f"{key} is {value!r}", f"give a list of {what}")
-    if entry.count and (len(value) != entry.count or not all(1 <= item <= MOST_LAYERS for item in value)):
-        raise ModelBuildError(f"{key} is {value!r}", f"give {entry.count} numbers from 1 to {MOST_LAYERS}")
+    if entry.items is int and len(value) > MOST_ITEMS:
+        raise ModelBuildError(f"{key} has {len(value)} items", f"give {MOST_ITEMS} or less")
+    if entry.count and (len(value) != entry.count or min(value) < 1 or sum(map(int, value)) > MOST_LAYERS):
+        raise ModelBuildError(f"{key} is {value!r}", f"give {entry.count} numbers from 1, {MOST_LAYERS} together")
 
 
 def with_options(

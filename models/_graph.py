@@ -20,6 +20,20 @@ NAME_SCOPES = "pkg.torch.onnx.name_scopes"
 Attribute = int | float | str | Sequence[int] | Sequence[float]
 
 
+class ModelBuildError(ValueError):
+    """A model that does not exist or cannot be built at the size asked for.
+
+    Args:
+        message: what is wrong, one line.
+        hint: what to do about it.
+    """
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        self.message = message
+        self.hint = hint
+        super().__init__(f"{message} ({hint})" if hint else message)
+
+
 class ElementType(IntEnum):
     """Element types by the numbers that ONNX files use."""
 
@@ -222,5 +236,12 @@ class GraphBuilder:
         return name
 
     def _describe(self, info: onnx.ValueInfoProto, value: Value) -> None:
-        """Write a value's name, shape and element type."""
+        """Write a value's name, shape and element type.
+
+        Raises:
+            ModelBuildError: a size of 2^63 or more, which no file can hold.
+        """
+        if any(size >= 1 << 63 for size in value.shape):
+            message = f"{value.name} would have the shape {list(value.shape)}"
+            raise ModelBuildError(message, "give smaller sizes: a dimension of a tensor is below 2^63")
         info.CopyFrom(self._onnx.helper.make_tensor_value_info(value.name, int(value.dtype), value.shape))

@@ -17,6 +17,9 @@ from . import _ops as ops
 from ._config import ModelBuildError
 from ._graph import ElementType, GraphBuilder, Value
 
+WIDEST = 1 << 16
+"""Most elements of a head that are rotated; their frequencies are a constant of the graph."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rotary:
@@ -31,10 +34,10 @@ class Rotary:
     dim: int
 
     def __post_init__(self) -> None:
-        if self.theta <= 0 or self.dim <= 0 or self.dim % 2:
+        if self.theta <= 0 or not 0 < self.dim <= WIDEST or self.dim % 2:
             raise ModelBuildError(
                 f"rotary positions of base {self.theta} over {self.dim} elements of a head",
-                "give a positive base and an even number of elements",
+                f"give a positive base and an even number of elements, {WIDEST} at the most",
             )
 
 

@@ -137,6 +137,7 @@ if TYPE_CHECKING:
 
     # errors, registered names, quantities for people, files
     from planner import files as files
+    from planner import foreign_files as foreign_files
     from planner import processes as processes
     from planner import registry as registry
     from planner import units as units

@@ -8,19 +8,18 @@ on runs that had no part in it is said by leaving each one out in turn.
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from planner.costs import JobClass, error_of
 from planner.errors import JobError, UsageError
 from planner.escaping import quoted, yaml
+from planner.files import LARGEST_FIGURE
+from planner.foreign_files import Door
 from planner.graph import Graph
 from planner.hardware import reserve_bytes
 from planner.hardware.types import Cluster, Stack
@@ -350,7 +349,7 @@ _COLUMNS = tuple(name.replace("-", "_") for name in DEGREE_NAMES)
 _OTHERS = ("global_batch", "seconds", "memory_gib")
 
 
-def parse_runs(text: str, name: str = "runs") -> tuple[Run, ...]:
+def parse_runs(text: str | bytes, name: str = "runs") -> tuple[Run, ...]:
     """Measured runs from CSV text with a header line.
 
     Columns are the options of `predict` (tp, cp, ep, pp, dp, interleave, micro_batch, schedule, zero, recompute) as far
@@ -360,10 +359,8 @@ def parse_runs(text: str, name: str = "runs") -> tuple[Run, ...]:
     Raises:
         UsageError: a column is unknown or missing, or a value makes no sense; says the line.
     """
-    rows = csv.DictReader(io.StringIO(text))
+    header, rows = Door(name, UsageError, "a header line and a line for each run").table(text)
     known = (*_COLUMNS, *_OTHERS)
-    header = [column.strip() for column in rows.fieldnames or ()]
-    rows.fieldnames = header
     if not set(header) & set(known):  # no file of runs: nothing of it is shown
         hint = f"columns: {', '.join(known)}"
         raise UsageError("the first line names no column of runs", where=f"{name}:1", hint=hint)
@@ -374,13 +371,13 @@ def parse_runs(text: str, name: str = "runs") -> tuple[Run, ...]:
     for column in ("global_batch", "seconds"):
         if column not in header:
             raise UsageError(f"no column {column!r}", where=f"{name}:1", hint=f"columns are {', '.join(known)}")
-    return tuple(_run(row, f"{name}:{rows.line_num}", rows.line_num) for row in rows)
+    return tuple(_run(row, f"{name}:{line}", line) for line, row in rows)
 
 
-def _run(row: Mapping[str, Any], where: str, line: int) -> Run:
+def _run(row: Mapping[str, str], where: str, line: int) -> Run:
     """A line as a run."""
-    given = {key: text.strip() for key, text in row.items() if isinstance(text, str) and text.strip()}
-    if None in row or "seconds" not in given or "global_batch" not in given:
+    given = {key: text for key, text in row.items() if text}
+    if "seconds" not in given or "global_batch" not in given:
         raise UsageError("not as many values as columns", where=where, hint="give seconds and global_batch, at least")
     numbers = {name: _parse_number(name, given[name], where) for name in _OTHERS if name in given}
     if numbers["global_batch"] % 1:
@@ -395,6 +392,6 @@ def _parse_number(column: str, text: str, where: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not 0 < value < math.inf:
-        raise UsageError(f"{column} is {text!r}", where=where, hint="write a number above 0")
+    if not 0 < value <= LARGEST_FIGURE:
+        raise UsageError(f"{column} is {text!r}", where=where, hint=f"write a number above 0, up to {LARGEST_FIGURE:g}")
     return value

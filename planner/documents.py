@@ -11,13 +11,13 @@ import inspect
 import json
 import operator
 import re
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from planner.errors import PlanError, Problem
-from planner.files import STANDARD, JsonError, Pairs, input_bytes, read_json
+from planner.foreign_files import Door
+from planner.json_text import KeyPath, nearest, positions, readable
 from planner.registry import did_you_mean
 
 if TYPE_CHECKING:
@@ -35,15 +35,7 @@ def read_bytes(path: str | Path) -> bytes:
     Raises:
         PlanError: it is missing or cannot be read.
     """
-    if str(path) == STANDARD:
-        return input_bytes()
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise PlanError(
-            f"cannot read: {reason}", where=str(path), hint="name a file that `shardplan plan` wrote"
-        ) from error
+    return Door(str(path), PlanError, "name a file that `shardplan plan` wrote").content(path)
 
 
 def parse(text: str | bytes, kind: type[T], form: str, version: int, *, name: str) -> T:
@@ -116,15 +108,6 @@ def adapter(kind: Any) -> TypeAdapter[Any]:  # noqa: ANN401
     return TypeAdapter(kind)
 
 
-def _decode(text: str | bytes, name: str) -> str:
-    if isinstance(text, str):
-        return text
-    try:
-        return text.decode()
-    except UnicodeDecodeError as error:
-        raise PlanError("not a text file", where=name, hint="a plan is a JSON file") from error
-
-
 def document(text: str | bytes, name: str, kind: str = "plan", hint: str = MAKE_AGAIN) -> tuple[str, dict[str, Any]]:
     """The decoded text and the JSON object in it.
 
@@ -135,27 +118,13 @@ def document(text: str | bytes, name: str, kind: str = "plan", hint: str = MAKE_
         hint: how to come to a whole file.
 
     Raises:
-        PlanError: no JSON object, a repeated key, or numbers out of range.
+        PlanError: no JSON object, or JSON that cannot be read (`Door.json`).
     """
-    content, repeated = _decode(text, name), list[str]()
-
-    def pairs(items: Pairs) -> dict[str, Any]:
-        by_key = dict(items)
-        if len(by_key) < len(items):
-            repeated.extend(key for key, count in Counter(key for key, _ in items).items() if count > 1)
-        return by_key
-
-    try:
-        read = read_json(content, pairs=pairs)
-    except JsonError as error:
-        where = f"{name}:{error.line}:{error.column}"
-        raise PlanError(error.message, where=where, hint=f"the file may be cut off; {hint}") from error
-    if repeated:
-        line = content.count("\n", 0, content.rfind(json.dumps(repeated[0], ensure_ascii=False))) + 1
-        message = f"key {repeated[0]!r} appears twice in one object"
-        raise PlanError(message, where=f"{name}:{line}", hint="remove one of them")
+    door = Door(name, PlanError, f"the file may be cut off; {hint}")
+    content = door.text(text)
+    read = door.json(content)
     if not isinstance(read, dict):
-        raise PlanError(f"not a {kind} file", where=name, hint=f"a {kind} file holds a JSON object")
+        door.refuse(f"not a {kind} file", hint=f"a {kind} file holds a JSON object")
     return content, read
 
 
@@ -177,9 +146,17 @@ def schema_at(path: KeyPath, schema: Mapping[str, Any]) -> Mapping[str, Any]:
     """What a JSON Schema says of the value at a path; empty where it knows none."""
     node = schema
     for part in path:
-        inner = node.get("properties", {}).get(part) or node.get("additionalProperties") or {}
-        node = _resolved(node.get("items", {}) if isinstance(part, int) else inner, schema)
+        keyed = node.get("properties", {}).get(part) or node.get("additionalProperties")
+        inner = _item(node, part) if isinstance(part, int) else keyed
+        node = _resolved(inner if isinstance(inner, Mapping) else {}, schema)
     return node
+
+
+def _item(node: Mapping[str, Any], index: int) -> object:
+    """What a JSON Schema, of draft 2020-12 or 7, says of an item of a list."""
+    items = node.get("items")
+    firsts = node.get("prefixItems") or (items if isinstance(items, list) else [])
+    return firsts[index] if index < len(firsts) else items
 
 
 def _resolved(node: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -192,72 +169,6 @@ def _resolved(node: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str
         steps = node["$ref"].split("/")[1:] if "$ref" in node else ()
         node = {**(functools.reduce(operator.getitem, steps, schema) if steps else keyed[0]), **said}
     return node
-
-
-KeyPath = tuple[str | int, ...]
-"""Keys and positions from the whole document to a value."""
-
-
-def positions(text: str) -> dict[KeyPath, tuple[int, int]]:
-    """(line, column), from 1, of every value in a well-formed JSON text by its path. O(length)."""
-    starts = [0]
-    for content in text.splitlines(keepends=True):
-        starts.append(starts[-1] + len(content))
-    places: dict[KeyPath, tuple[int, int]] = {}
-    line = 0
-    for path, offset in _values(text):
-        while line + 1 < len(starts) and starts[line + 1] <= offset:
-            line += 1
-        places.setdefault(path, (line + 1, offset - starts[line] + 1))
-    return places
-
-
-def nearest(path: KeyPath, places: dict[KeyPath, tuple[int, int]]) -> tuple[int, int]:
-    """Position of the value at a path, or of the deepest enclosing value where a key is missing."""
-    while path and path not in places:
-        path = path[:-1]
-    return places.get(path, (1, 1))
-
-
-def readable(path: Sequence[str | int]) -> str:
-    """`stages[0].replicas` for ("stages", 0, "replicas")."""
-    text = ""
-    for part in path:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
-    return text
-
-
-def _values(text: str) -> Iterator[tuple[KeyPath, int]]:
-    """Path and offset of every value, in order of the text; iterative, so that nesting depth is not limited."""
-    decoder = json.JSONDecoder()
-    path: list[str | int] = []
-    numbers: list[int] = []
-    key_next = False
-    i = 0
-    while i < len(text):
-        char = text[i]
-        if char in "}]":
-            path.pop()
-            numbers.pop()
-            key_next = False
-        elif char == ",":
-            key_next = numbers[-1] < 0
-            if not key_next:
-                numbers[-1] += 1
-                path[-1] = numbers[-1]
-        elif char not in " \t\r\n:":
-            if key_next:
-                path[-1], i = decoder.raw_decode(text, i)
-                key_next = False
-                continue
-            yield tuple(path), i
-            if char not in "{[":
-                i = decoder.raw_decode(text, i)[1]
-                continue
-            key_next = char == "{"
-            numbers.append(-1 if key_next else 0)
-            path.append("" if key_next else 0)
-        i += 1
 
 
 WIDTH = 120

@@ -317,6 +317,9 @@ def _check_counts(pricer: Pricer, job: Job) -> None:
     """
     shared = {"TP": job.tensor_parallel, "CP": job.context_parallel, "EP": job.expert_parallel}
     there, blocks = job.devices_of(pricer.cluster), len(pricer.chain.blocks)
+    if min(job.pipeline_stages, default=1) > blocks:
+        stages = min(job.pipeline_stages)
+        raise JobError(f"{stages} stages of a model with {blocks} blocks", hint=f"use --pp {blocks} or less")
     for name, sizes in (("PP", job.pipeline_stages), ("DP", job.data_parallel)):
         least = {degree: min(allowed) for degree, allowed in {**shared, name: sizes}.items() if allowed}
         needed = math.prod(least.values())
@@ -324,9 +327,6 @@ def _check_counts(pricer: Pricer, job: Job) -> None:
             said = " x ".join(f"{degree} {size}" for degree, size in least.items() if size > 1)
             hint = f"use smaller degrees, or more devices: {with_devices(pricer.cluster, needed)}"
             raise JobError(f"{said} takes {needed:,} devices of {there:,}", hint=hint)
-    if min(job.pipeline_stages, default=1) > blocks:
-        stages = min(job.pipeline_stages)
-        raise JobError(f"{stages} stages of a model with {blocks} blocks", hint="allow fewer stages with --pp")
 
 
 def _excluded(pricer: Pricer, asked: Job) -> InfeasibleError:

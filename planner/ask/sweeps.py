@@ -23,7 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from planner.api import load_graph, plan
+from planner.documents import adapter
 from planner.errors import ShardplanError, UsageError
+from planner.foreign_files import Door
 from planner.graph import Graph
 from planner.hardware import load_cluster
 from planner.plans.explain import plan_shape
@@ -157,27 +159,58 @@ class Store:
         path: the file; created if it is missing.
 
     Raises:
-        UsageError: the file is not an SQLite database or cannot be opened.
+        UsageError: the file is not an SQLite database of a sweep or cannot be opened.
     """
 
     def __init__(self, path: str | Path) -> None:
-        try:
+        self._door = Door(str(path), UsageError, "name another file for --store")
+        with self._errors():
             self._file = sqlite3.connect(path)
             self._file.execute("CREATE TABLE IF NOT EXISTS rows (key TEXT PRIMARY KEY, row TEXT NOT NULL)")
             self._file.commit()
-        except sqlite3.Error as error:
-            raise UsageError(f"no file of a sweep: {error}", where=str(path), hint="name another file") from error
+        columns = [name for _, name, *_ in self._ask("PRAGMA table_info(rows)")]
+        if columns != ["key", "row"]:
+            self._door.refuse(f"no file of a sweep: its table has the columns {', '.join(map(str, columns))}")
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Turn errors of SQLite into those of the file: full, locked, damaged, or no database."""
+        try:
+            yield
+        except (sqlite3.Error, ValueError) as error:  # a name with a null byte is a ValueError
+            self._door.refuse(f"no file in which a sweep can be kept: {error}")
+
+    def _ask(self, command: str, values: Sequence[str] = ()) -> list[Any]:
+        with self._errors():
+            return self._file.execute(command, values).fetchall()
 
     def get(self, point: Point) -> SweepRow | None:
-        """The row of a point, if this version of the program has planned it; else None."""
-        record = self._file.execute("SELECT row FROM rows WHERE key = ?", (_key(point),)).fetchone()
-        return None if record is None else _row(json.loads(record[0]))
+        """The row of a point, if this version of the program has planned it; else None.
+
+        Raises:
+            UsageError: the file cannot be read, or holds something else.
+        """
+        record = self._ask("SELECT row FROM rows WHERE key = ?", (_key(point),))
+        if not record:
+            return None
+        text = record[0][0]
+        document = self._door.json_object(text if isinstance(text, str | bytes) else repr(text))
+        try:
+            row: SweepRow = adapter(SweepRow).validate_json(json.dumps(document))
+        except ValueError as error:  # of the validator
+            self._door.refuse(f"holds a row that is no result of a sweep: {str(error).splitlines()[0]}")
+        return row
 
     def put(self, row: SweepRow) -> None:
-        """Store a row."""
+        """Store a row.
+
+        Raises:
+            UsageError: the file is full, locked or cannot be written.
+        """
         text = json.dumps(asdict(row), allow_nan=False)
-        self._file.execute("INSERT OR REPLACE INTO rows VALUES (?, ?)", (_key(row.point), text))
-        self._file.commit()
+        self._ask("INSERT OR REPLACE INTO rows VALUES (?, ?)", (_key(row.point), text))
+        with self._errors():
+            self._file.commit()
 
     def close(self) -> None:
         """Close the file."""
@@ -189,12 +222,6 @@ def _key(point: Point) -> str:
     files = [Path(value) for _, value in point if value.endswith((".onnx", ".yaml", ".json")) and Path(value).is_file()]
     content = [hashlib.sha256(path.read_bytes()).hexdigest() for path in files]
     return json.dumps([version("shardplan"), sorted(point), content])
-
-
-def _row(data: dict[str, Any]) -> SweepRow:
-    line = data["headline"]
-    point = tuple((name, value) for name, value in data["point"])
-    return SweepRow(**{**data, "point": point, "headline": None if line is None else Headline(**line)})
 
 
 def sweep(

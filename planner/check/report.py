@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 from planner import api
-from planner.documents import KeyPath
 from planner.errors import InfeasibleError, PlanError, ShardplanError
 from planner.graph import Graph
 from planner.hardware.types import Cluster, with_headroom
+from planner.json_text import KeyPath
 from planner.operators.batching import rebatch
 from planner.planning import Progress
 from planner.plans import Fault, Finding, Plan, assemble, validate, with_minor, with_price

@@ -19,7 +19,8 @@ import numpy as np
 from planner.costs.types import Profile
 from planner.costs.work import tensor_bytes
 from planner.errors import ModelError, UsageError
-from planner.files import JsonError, is_figure, read_json
+from planner.files import LARGEST_FIGURE, is_figure
+from planner.foreign_files import Door
 from planner.graph import Graph, Node, Note, NoteLevel
 from planner.operators.batching import rebatch
 from planner.operators.saved import element_bytes
@@ -86,10 +87,7 @@ def with_costs(graph: Graph, text: str | bytes, name: str = "costs") -> Graph:
 
 
 def _document(text: str | bytes, name: str) -> Mapping[str, Any]:
-    try:
-        content = read_json(text)
-    except JsonError as error:
-        raise ModelError(error.message, where=f"{name}:{error.line}:{error.column}", hint="measure it again") from error
+    content = Door(name, ModelError, "measure it again: profile --measure -o").json(text)
     kinds: Mapping[str, type] = {"format": str, "model": str, "of": str, "batch": int, "operators": dict}
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ModelError(f"not a file of costs ({FORMAT})", where=name, hint="write one with `profile --measure -o`")
@@ -98,7 +96,7 @@ def _document(text: str | bytes, name: str) -> Mapping[str, Any]:
     sound["batch"] = not sound["operators"] or _is_batch(content)
     sound["smaller"] = isinstance(smaller, list) and all(map(_is_batch, smaller))
     sound["update_byte_per_s"] = is_figure(content.get("update_byte_per_s", 0.0))
-    if sound["smaller"] and sound["batch"]:
+    if all(sound.values()):
         sound["smaller"] = len({each["batch"] for each in (content, *smaller)}) == 1 + len(smaller)
     for field, well in sound.items():
         if not well:
@@ -110,7 +108,7 @@ def _is_batch(entry: object) -> bool:
     if not isinstance(entry, dict) or not isinstance(entry.get("operators"), dict):
         return False
     batch = entry.get("batch")
-    return isinstance(batch, int) and batch >= 1
+    return isinstance(batch, int) and not isinstance(batch, bool) and 1 <= batch <= LARGEST_FIGURE
 
 
 def _is_row(row: object) -> bool:

@@ -29,6 +29,7 @@ from planner.costs.types import Profile
 from planner.costs.work import tensor_bytes
 from planner.errors import ModelError, OutputError, UsageError
 from planner.files import write_whole
+from planner.foreign_files import Door
 from planner.graph import DType, Graph, Note, NoteLevel, Tensor
 from planner.hardware import machine_name
 from planner.hardware.types import Stack
@@ -266,16 +267,19 @@ class _Store:
         self.changed = False
 
     def _read(self) -> dict[str, Seconds]:
+        """What the file keeps; nothing where it is missing or damaged: it is measured again, and written anew."""
+        door = Door(str(self.path), UsageError, "remove it")
         try:
-            content = json.loads(self.path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            content = door.json(door.content(self.path))
+        except UsageError:
             return {}
         if not isinstance(content, dict) or any(content.get(k) != v for k, v in self.head.items()):
             return {}
         stored = content.get("seconds")
         pairs = stored.items() if isinstance(stored, dict) else ()
         known = ((key, value if isinstance(value, list) else []) for key, value in pairs)
-        return {key: (v[0], _NAN if v[1] is None else v[1]) for key, v in known if len(v) == 2 and _is_time(v[0])}
+        times = {key: v for key, v in known if len(v) == 2 and _is_time(v[0]) and (v[1] is None or _is_time(v[1]))}
+        return {key: (forward, _NAN if backward is None else backward) for key, (forward, backward) in times.items()}
 
     def get(self, key: str) -> Seconds | None:
         return self.seconds.get(key)

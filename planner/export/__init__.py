@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from planner.errors import PlanError, Problem, UsageError
 from planner.escaping import markdown, markdown_prose, prose_name
+from planner.foreign_files import Door
 from planner.graph import Graph
 from planner.importers.onnx_graph.read import read_model
 from planner.plans import Plan
@@ -127,7 +128,7 @@ def readable() -> tuple[str, ...]:
     return tuple(name for name, exporter in EXPORTERS.items() if exporter.read)
 
 
-def read_job(text: str, name: str, where: str = "") -> FrameworkJob:
+def read_job(text: str | bytes, name: str, where: str = "") -> FrameworkJob:
     """Read a job from a framework's configuration: the inverse of `export`.
 
     Args:
@@ -142,9 +143,10 @@ def read_job(text: str, name: str, where: str = "") -> FrameworkJob:
     if reader is None:
         raise UsageError(f"configurations of {name} cannot be read", hint=f"use {' or '.join(readable())}")
     try:
-        return reader(text)
+        return reader(Door("", UsageError, f"give a configuration of {name}").text(text))
     except UsageError as error:
-        raise UsageError(error.problem.message, where=where, hint=error.problem.hint) from error
+        place = where + error.problem.where
+        raise UsageError(error.problem.message, where=place, hint=error.problem.hint) from error
 
 
 def planned_for(plan: Plan, name: str) -> str:

@@ -12,6 +12,7 @@ from planner.documents import pretty
 from planner.errors import UsageError
 from planner.escaping import markdown_code, prose_name, quoted
 from planner.export import Export, Exporter, FrameworkJob, Gap, readings, register
+from planner.foreign_files import Door
 from planner.plans import Plan
 from planner.space.named import Degrees
 from planner.systems.backends import BACKENDS
@@ -147,14 +148,9 @@ def read_json(text: str) -> FrameworkJob:
     """Read a job from DeepSpeed's JSON; stages and experts are in the program, not in the JSON.
 
     Raises:
-        UsageError: the text is no JSON object, or leaves the micro-batch open ("auto").
+        UsageError: the text is no JSON object that can be read, or leaves the micro-batch open ("auto").
     """
-    try:
-        document = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UsageError(f"cannot be read as JSON: {error}", hint="give DeepSpeed's ds_config.json") from error
-    if not isinstance(document, dict):
-        raise UsageError("is no JSON object", hint="give DeepSpeed's ds_config.json")
+    document = Door("", UsageError, "give DeepSpeed's ds_config.json").json_object(text)
     number = readings.number
     zero, tensor = (readings.table(document, key) for key in ("zero_optimization", "tensor_parallel"))
     micro_batch = number(document, "train_micro_batch_size_per_gpu", 1)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
 from planner.costs.precision import precision as precision_of
@@ -18,6 +17,8 @@ from planner.errors import UsageError
 from planner.escaping import markdown_code, shell
 from planner.export import Export, Exporter, FrameworkJob, Gap, readings, register
 from planner.export.layers import hybrid_symbols, mixtures
+from planner.foreign_files import Door
+from planner.json_text import MOST_DIGITS
 from planner.plans import Plan, Requirement
 from planner.plans.readings import block_items, item_starts, layer_name, layers, predictors
 from planner.space.named import Degrees
@@ -325,17 +326,14 @@ def _words(text: str) -> dict[str, str]:
     """Arguments and their values, joined by spaces, in a file of arguments or a launch script."""
     values_of: dict[str, list[str]] = {}
     name = ""
-    try:
-        for token in _tokens(text):
-            if token.startswith("--"):
-                name, _, value = token.partition("=")
-                values_of[name] = [value] if value else []
-            elif token == _END:
-                name = ""
-            elif name:
-                values_of[name].append(token)
-    except ValueError as error:
-        raise UsageError(f"cannot be read as arguments: {error}", hint="one `--name value` after the other") from error
+    for token in _tokens(text):
+        if token.startswith("--"):
+            name, _, value = token.partition("=")
+            values_of[name] = [value] if value else []
+        elif token == _END:
+            name = ""
+        elif name:
+            values_of[name].append(token)
     return {name: " ".join(values) for name, values in values_of.items()}
 
 
@@ -347,18 +345,25 @@ def _tokens(text: str) -> Iterator[str]:
     """Words of a file of arguments or a launch script: variables by their values in it, arrays as their items.
 
     Raises:
-        ValueError: quotes are not closed.
+        UsageError: quotes are not closed, or the values of variables grow without end.
     """
     variables: dict[str, str] = {}
-    for token in shlex.split(text.replace("\\\n", " "), comments=True):
+    door = Door("", UsageError, "write one `--name value` after the other")
+    for token in door.words(text):
         expanded = _VARIABLE.sub(lambda found: variables.get(found[1] or found[2], found[3] or found[0]), token)
+        if len(expanded) > max(_LONGEST, len(token)):
+            door.refuse(f"a value of {len(expanded)} characters once its variables are filled in")
         name, assigned, value = expanded.partition("=")
         if assigned and name.isidentifier():
             variables[name] = value = value.removeprefix("(")
             yield _END
-            yield from shlex.split(value) if value.startswith("--") else ()
+            yield from door.words(value, comments=False) if value.startswith("--") else ()
         else:
-            yield from [token] if expanded == token else shlex.split(expanded)
+            yield from [token] if expanded == token else door.words(expanded, comments=False)
+
+
+_LONGEST = 1 << 16
+"""Longest text of a variable's value in characters: values that repeat each other double with each line."""
 
 
 def _number(words: Mapping[str, str], name: str, usual: int) -> int:
@@ -368,9 +373,9 @@ def _number(words: Mapping[str, str], name: str, usual: int) -> int:
         UsageError: the value is no whole number.
     """
     value = words.get(name, str(usual))
-    if not value.isdecimal():
+    if not value.isdecimal() or len(value) > MOST_DIGITS:
         raise UsageError(f"{name} is {value or 'without a value'!r}", hint="write the number itself, no variable")
-    return int(value)
+    return readings.within(name, int(value), usual)
 
 
 def read_arguments(text: str) -> FrameworkJob:

@@ -19,6 +19,7 @@ from planner.errors import PlanError
 from planner.escaping import prose_name
 from planner.export import Export, Exporter, Gap, register
 from planner.graph import Graph, Node
+from planner.importers.onnx_graph.read import inlined
 from planner.plans import Plan, Requirement
 from planner.plans.shardings import OperatorSplit
 from planner.schedules import names as schedule_names
@@ -127,11 +128,9 @@ def annotate(plan: Plan, graph: Graph, model: onnx.ModelProto) -> onnx.ModelProt
         PlanError: an operator of the plan is not in the model.
     """
     import onnx
-    from onnx.inliner import inline_local_functions
 
-    copy = inline_local_functions(model) if model.functions else onnx.ModelProto()
-    if not model.functions:
-        copy.CopyFrom(model)
+    copy = onnx.ModelProto()
+    copy.CopyFrom(inlined(model))
     copy.ir_version = max(copy.ir_version, IR_VERSION)
     ranks = _ranks(plan, 0)
     copy.configuration.add(name=NAME, num_devices=len(ranks), device=[f"rank {rank}" for rank in ranks])

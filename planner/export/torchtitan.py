@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ from planner.costs.precision import precision as precision_of
 from planner.errors import UsageError
 from planner.escaping import markdown_code, prose_name, quoted
 from planner.export import Export, Exporter, FrameworkJob, Gap, readings, register
+from planner.foreign_files import Door
 from planner.plans import Plan, Requirement
 from planner.plans.readings import block_items, layer_name, layers
 from planner.space.named import Degrees
@@ -216,10 +216,7 @@ def read_toml(text: str) -> FrameworkJob:
     Raises:
         UsageError: the text is no TOML, or its degrees leave open how many ranks hold the shards of a group (HSDP).
     """
-    try:
-        tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"cannot be read as TOML: {error}", hint="give torchtitan's config.toml") from error
+    tables = Door("", UsageError, "give torchtitan's config.toml").toml(text)
     number = readings.number
     parallelism, training = readings.table(tables, "parallelism"), readings.table(tables, "training")
     pipeline, tensor, context, expert = (

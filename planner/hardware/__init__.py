@@ -11,8 +11,6 @@ from planner.hardware.document import cluster_names as cluster_names
 from planner.hardware.document import device_names as device_names
 from planner.hardware.document import stack_names as stack_names
 from planner.hardware.foreign import fitted_line as fitted_line
-from planner.hardware.foreign import from_astra as from_astra
-from planner.hardware.foreign import from_calculon as from_calculon
 from planner.hardware.foreign import from_nccl_tests as from_nccl_tests
 from planner.hardware.foreign import kind_of as kind_of
 from planner.hardware.foreign import measured_row as measured_row
@@ -29,6 +27,8 @@ from planner.hardware.measuring import machine_name as machine_name
 from planner.hardware.measuring import measure_machine as measure_machine
 from planner.hardware.measuring import measured_device as measured_device
 from planner.hardware.measuring import measured_profile_text as measured_profile_text
+from planner.hardware.simulators import from_astra as from_astra
+from planner.hardware.simulators import from_calculon as from_calculon
 from planner.hardware.tiers import moved_bytes as moved_bytes
 from planner.hardware.topology import from_topology as from_topology
 from planner.hardware.types import HEADROOM as HEADROOM

@@ -13,6 +13,7 @@ from typing import Any
 
 from planner.errors import HardwareError, Problem
 from planner.escaping import source_line
+from planner.foreign_files import Door
 
 Location = tuple[str | int, ...]
 
@@ -21,6 +22,8 @@ _MAX_VALUES = 50_000
 LONGEST = 160
 """Longest excerpt of a source line in a message, in characters."""
 YAML_SUFFIXES = (".yaml", ".yml")
+LARGEST = 2.0**63
+"""Numbers are below this; a larger one is a typing error."""
 _TOO_MUCH = "too deep or too large for a profile"
 KINDS = ("cluster", "device", "stack")
 """The keys one of which names a profile."""
@@ -94,13 +97,8 @@ def read_document(path: Path) -> Document:
     Raises:
         HardwareError: the file cannot be read, or is not text.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise HardwareError("not a YAML file: it is not UTF-8 text", where=str(path), hint=str(error)) from error
-    except OSError as error:
-        raise HardwareError(f"cannot read the file: {error.strerror}", where=str(path)) from error
-    return parse_document(text, str(path))
+    door = Door(str(path), HardwareError, "give a YAML file")
+    return parse_document(door.text(door.content(path)), str(path))
 
 
 def parse_document(text: str, name: str) -> Document:
@@ -183,7 +181,12 @@ def _scalar(document: Document, node: Any) -> str | int | float | bool | None:  
     if tag == "bool":
         return text.lower() == "true"
     if tag in ("int", "float"):
-        return _number(text)
+        number = _number(text)
+        if isinstance(number, int | float) and not abs(number) < LARGEST:
+            shown = text if len(text) <= LONGEST // 4 else f"a number of {len(text)} characters"
+            message = f"{shown} is beyond what can be read: whole numbers have 64 bits, others are finite"
+            document.problems.append(document.problem_at(_mark(node), message))
+        return number
     if tag.startswith("!"):
         document.problems.append(document.problem_at(_mark(node), f"tag {tag!r} has no meaning here", "remove it"))
     return text

@@ -301,7 +301,7 @@ def _of_kind(name_or_path: str | Path, kind: type[Profile], known: Sequence[str]
     Raises:
         HardwareError: no such profile, errors in its file, or it is of another kind.
     """
-    spec = read_profile(name_or_path)
+    spec = read_profile(name_or_path, kind.kind.removeprefix("a "), known)
     if not isinstance(spec, kind):
         raise HardwareError(f"{name_or_path!s} is {spec.kind}, not {kind.kind}", hint=f"known: {', '.join(known)}")
     return spec
@@ -381,8 +381,13 @@ def _draft7(schema: Any) -> Any:  # noqa: ANN401
     return renamed | ({"additionalItems": False} if "prefixItems" in schema else {})
 
 
-def profile_path(name_or_path: str | Path) -> Path:
+def profile_path(name_or_path: str | Path, kind: str = "hardware", known: Sequence[str] = ()) -> Path:
     """The file of a profile.
+
+    Args:
+        name_or_path: name of a bundled profile, or the path of one.
+        kind: what errors call it.
+        known: bundled names that fit where it is asked for; by default those of clusters and devices.
 
     Raises:
         HardwareError: there is no such profile; the hint names the closest ones.
@@ -394,20 +399,24 @@ def profile_path(name_or_path: str | Path) -> Path:
         return Path(text)
     path = bundled_path(text)
     if path is None:
-        hint = did_you_mean(text, (*cluster_names(), *device_names(), *stack_names()))
+        hint = did_you_mean(text, known or (*cluster_names(), *device_names()))
         if not hint.startswith("did"):
-            hint = "see `shardplan hardware list`"
-        raise HardwareError(f"unknown hardware {text!r}", hint=hint)
+            hint = f"see `shardplan hardware list{_LISTED.get(kind, '')}`"
+        raise HardwareError(f"unknown {kind} {text!r}", hint=hint)
     return path
 
 
-def read_profile(name_or_path: str | Path) -> ProfileFile:
-    """The checked content of a profile file.
+_LISTED = {"device": " --devices", "stack": " --stacks"}
+"""Options of `hardware list` that list a kind of profile."""
+
+
+def read_profile(name_or_path: str | Path, kind: str = "hardware", known: Sequence[str] = ()) -> ProfileFile:
+    """The checked content of a profile file; arguments as of `profile_path`.
 
     Raises:
         HardwareError: no such profile, or errors in its file.
     """
-    path = profile_path(name_or_path)
+    path = profile_path(name_or_path, kind, known)
     if path == bundled_path(str(name_or_path)):
         return _bundled(path)
     return _checked(path)

@@ -42,7 +42,7 @@ from planner.hardware.types import (
     Stack,
     slowest_levels,
 )
-from planner.hardware.validate import unfit_nodes
+from planner.hardware.validate import most_nodes, unfit_nodes
 
 _A100_BF16, _A100_MEMORY = 312e12, 2039e9
 _MATRIX_SHAPE = {0.1e9: 0.09, 1e9: 0.45, 16e9: 0.65, 128e9: 0.75, 10e12: 0.80}
@@ -249,6 +249,8 @@ def build_cluster(
         unlike=unlike,
         host_memory_bytes=spec.host_memory.value if spec.host_memory else 0.0,
         device_order=() if spec.order == list(range(node_size)) else tuple(spec.order),
+        node_step=math.prod(level.size or 1 for level in spec.network[:-1]),
+        most_nodes=most_nodes(spec),
     )
 
 

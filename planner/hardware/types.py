@@ -274,6 +274,8 @@ class Cluster:
         host_memory_bytes: memory of a node's host that training may fill; 0 when unknown, which limits nothing.
         device_order: numbers of a node's devices, as its driver counts them, in the order of the ranks; empty where
             rank i of a node has device i.
+        node_step: what numbers of nodes are multiples of, so that they fill the groups of the network.
+        most_nodes: largest number of nodes that the profile can have.
     """
 
     name: str
@@ -286,6 +288,8 @@ class Cluster:
     unlike: tuple[tuple[Level, ...], ...] = ()
     host_memory_bytes: float = 0.0
     device_order: tuple[int, ...] = ()
+    node_step: int = 1
+    most_nodes: int = 1
 
     @property
     def device_count(self) -> int:
@@ -394,9 +398,9 @@ def check_devices(cluster: Cluster, wanted: int) -> None:
 
 def with_devices(cluster: Cluster, wanted: int) -> str:
     """What makes a cluster of at least so many devices."""
-    if not cluster.node_size:
+    nodes = -(-wanted // (cluster.node_size * cluster.node_step or 1)) * cluster.node_step
+    if not cluster.node_size or nodes > cluster.most_nodes:
         return f"take a profile with {wanted:,} devices"
-    nodes = -(-wanted // cluster.node_size)
     return f"--nodes {nodes} makes {nodes * cluster.node_size:,}"
 
 

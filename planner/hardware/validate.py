@@ -167,6 +167,12 @@ def contradictions(spec: ClusterFile) -> Iterator[Finding]:
     yield from unfit_nodes(spec, spec.nodes)
 
 
+def most_nodes(spec: ClusterFile) -> int:
+    """The largest number of nodes that a cluster can have."""
+    joined = MOST_DEVICES // spec.node_size if spec.network else 1
+    return min(joined, spec.max_nodes or joined)
+
+
 def unfit_nodes(spec: ClusterFile, nodes: int) -> Iterator[Finding]:
     """Why a cluster cannot have a number of nodes: nothing joins them, they fill no groups, or they are too many."""
     if nodes > 1 and not spec.network:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from planner.errors import HardwareError, UsageError
 from planner.escaping import shell, visible
-from planner.hardware.document import citations, device_names, looks_like_path
+from planner.hardware.document import citations, cluster_names, device_names, looks_like_path, stack_names
 from planner.hardware.loader import device_types, profile_path, read_profile
 from planner.hardware.types import Collective
 from planner.registry import did_you_mean
@@ -375,7 +375,8 @@ def profile_text(name_or_path: str | Path) -> str:
         HardwareError: there is no such profile, or the file has errors.
     """
     read_profile(name_or_path)
-    return profile_path(name_or_path).read_text(encoding="utf-8")
+    known = (*cluster_names(), *device_names(), *stack_names())
+    return profile_path(name_or_path, known=known).read_text(encoding="utf-8")
 
 
 def profile_template(name_or_path: str | Path, name: str) -> str:

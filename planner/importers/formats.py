@@ -15,10 +15,12 @@ from typing import Annotated, Any, TypeVar
 
 from annotated_types import Ge, Le
 
-from planner.documents import adapter, readable
+from planner.documents import adapter
 from planner.errors import ModelError, Problem
-from planner.files import LARGEST_FIGURE, JsonError, read_json
+from planner.files import LARGEST_FIGURE
+from planner.foreign_files import Door
 from planner.graph import Graph, Note, NoteLevel
+from planner.json_text import readable
 from planner.registry import Registry
 
 HEAD_BYTES = 4096
@@ -187,13 +189,8 @@ def read_document(path: Path) -> tuple[Any, str]:
     """The document in a JSON file, and the file's sha256.
 
     Raises:
-        ModelError: it cannot be read, or is no JSON.
+        ModelError: it cannot be read, or is no JSON that can be.
     """
-    try:
-        content = path.read_bytes()
-        return read_json(content), hashlib.sha256(content).hexdigest()
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise ModelError(f"cannot be read: {reason}", where=str(path), hint="check path and permissions") from None
-    except JsonError as error:
-        raise ModelError(str(error), where=str(path), hint="export or copy the file again") from None
+    door = Door(str(path), ModelError, "export or copy the file again")
+    content = door.content(path)
+    return door.json(content), hashlib.sha256(content).hexdigest()

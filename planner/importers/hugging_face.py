@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from planner.bundled import build_configured
 from planner.errors import ModelError, UsageError
+from planner.foreign_files import Door
 from planner.graph import Graph, Note, NoteLevel
 from planner.importers.formats import FORMATS, Format
 from planner.importers.onnx import graph_from_proto
@@ -30,12 +30,8 @@ def load(path: Path, dims: Mapping[str, int], as_written: bool) -> Graph:
         UsageError: a dimension other than these two.
     """
     require_dims("a config.json has", dims)
-    try:
-        document = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"not JSON: {error}", hint="copy the file again") from None
-    if not isinstance(document, dict):
-        raise ModelError("holds no object", hint="name the config.json of a model")
+    door = Door(str(path), ModelError, "name the config.json of a model; if it is damaged, copy it again")
+    document = door.json_object(door.content(path), any_number=True)
     name = path.resolve().parent.name if path.stem == "config" else path.stem
     try:
         model, notes = build_configured(document, name=name, batch=dims.get("batch", 1), seq=dims.get("seq"))

@@ -20,7 +20,7 @@ from planner.importers.formats import FORMATS, Format, in_file, load_graph
 from planner.importers.onnx_graph import passes
 from planner.importers.onnx_graph.freeze import freeze
 from planner.importers.onnx_graph.nodes import assign_modules, live_nodes, require_bounded
-from planner.importers.onnx_graph.read import check_model, looks_like_onnx, read_model
+from planner.importers.onnx_graph.read import check_model, inlined, looks_like_onnx, read_model
 from planner.importers.onnx_graph.resolve import Resolver
 from planner.importers.onnx_graph.ties import note_ties, order_weights, restore_ties, separate_merged, tie_copies
 from planner.importers.onnx_graph.weights import find_weights, restore_biases
@@ -132,15 +132,19 @@ def rebatched_file(path: str | Path, batch: int, *, dims: Mapping[str, int] | No
         ModelError: the file cannot be read, or an operator stops the batch (it is named).
     """
     import onnx
-    from onnx.inliner import inline_local_functions
 
     graph = load_graph(path, dims=dims, as_written=True)
     if graph.source is None:
         raise ModelError("is no ONNX file", where=str(path), hint="only ONNX files have constants that hold a batch")
     change, after = batch_constants(graph, batch), rebatch(graph, batch)
-    model = onnx.load(str(path), load_external_data=False)
-    model = inline_local_functions(model) if model.functions else model
+    model = inlined(onnx.load(str(path), load_external_data=False))
     makers = {name: node for node in model.graph.node for name in node.output}
+    stored = {tensor.name for tensor in model.graph.initializer}
+    absent = [key for key, _ in change.operands if key not in makers]
+    absent += [name for name in change.samples if name not in makers and name not in stored]
+    if absent:
+        message = f"the batch is also in {absent[0]!r}, which is written as other operators in the file"
+        raise ModelError(message, where=str(path), hint=f"export the model at batch {batch}")
     for (reader, operand), values in change.operands.items():
         name = f"{reader}#{operand}@batch"
         makers[reader].input[operand] = name
@@ -159,8 +163,8 @@ def rebatched_file(path: str | Path, batch: int, *, dims: Mapping[str, int] | No
         for dim, size in zip(value.type.tensor_type.shape.dim, shape, strict=False):
             if dim.HasField("dim_value"):
                 dim.dim_value = size
-    stored = {e.value: None for tensor in model.graph.initializer for e in tensor.external_data if e.key == "location"}
-    external = tuple(name for name in stored if (Path(path).parent / name).exists())
+    beside = {e.value: None for tensor in model.graph.initializer for e in tensor.external_data if e.key == "location"}
+    external = tuple(name for name in beside if (Path(path).parent / name).exists())
     return RebatchedFile(model, external, len(change.operands), tuple(change.samples) if batch > graph.batch else ())
 
 

@@ -19,8 +19,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from planner.errors import Problem
+from planner.errors import ModelError, Problem
 from planner.files import LARGEST_FIGURE, is_figure
+from planner.foreign_files import Door
 from planner.graph import DType, Graph, ImportReport, Node, Note, NoteLevel, Parameter, Tensor, TensorKind
 from planner.importers.formats import FORMATS, Findings, Format
 from planner.sums import float_sum
@@ -67,8 +68,9 @@ def load(path: Path, dims: Mapping[str, int], as_written: bool) -> Graph:
     Raises:
         ModelError: lines that cannot be read, all of them at once; an edge to a node that is not there, or backwards.
     """
-    content = path.read_bytes()
-    nodes, reads = _read(content.decode("utf-8", errors="replace"), path)
+    door = Door(str(path), ModelError, "give the graph.txt that PipeDream's profiler wrote")
+    content = door.content(path)
+    nodes, reads = _read(door.text(content), path)
     builder = _Builder(nodes, reads, dims.get("batch", 1))
     return builder.build(path, hashlib.sha256(content).hexdigest(), "batch" in dims)
 

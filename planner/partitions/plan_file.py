@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import io
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,8 @@ from typing import Any, ClassVar, Literal
 
 import planner.documents as documents
 from planner.files import STANDARD, input_bytes, write_whole
+from planner.foreign_files import MOST_BYTES
+from planner.json_text import JsonError, read_json
 from planner.plans.files import plain
 
 Ranges = tuple[tuple[int, int], ...]
@@ -267,8 +268,8 @@ def is_partition_plan(source: str | Path | bytes) -> bool:
             head = stream.read(_HEAD_BYTES)
             if b'"format"' in head:
                 return f'"{FORMAT}"'.encode() in head
-            document = json.loads(head + stream.read())
-    except (OSError, ValueError, RecursionError):
+            document = read_json((head + stream.read(MOST_BYTES)).decode("utf-8-sig"))
+    except (OSError, ValueError, JsonError):
         return False
     return isinstance(document, dict) and document.get("format") == FORMAT
 

@@ -18,10 +18,10 @@ from typing import Any
 
 from planner import schedules
 from planner.costs.precision import precision
-from planner.documents import KeyPath, readable
 from planner.errors import PlanError, UsageError
 from planner.graph import Graph, TensorKind, build_chain
 from planner.hardware.types import neighbours
+from planner.json_text import KeyPath, readable
 from planner.memory import room_bytes
 from planner.plans.assemble import block_table, in_model, staged
 from planner.plans.claims import check_claims_alone

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from planner.documents import KeyPath, readable
 from planner.errors import Problem
+from planner.json_text import KeyPath, readable
 from planner.plans.files import UNHASHED, left_out, plain
 from planner.plans.types import Plan
 from planner.units import format_bytes, format_seconds

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from planner.errors import UsageError
+from planner.foreign_files import Door
 from planner.registry import did_you_mean
 from planner.units import Dimension, format_bytes, format_fraction, format_number, format_seconds, parse
 
@@ -88,14 +89,15 @@ def severities(document: Mapping[str, str] | None = None, *, name: str = "rules"
     return levels
 
 
-def read_rules(text: str, *, name: str = "rules") -> dict[str, str]:
+def read_rules(text: str | bytes, *, name: str = "rules") -> dict[str, str]:
     """Severities from a file with a line `rule: severity` each; `#` begins a comment.
 
     Raises:
         UsageError: a line reads otherwise, or a rule stands there twice; or as `severities`.
     """
     levels: dict[str, str] = {}
-    entries = {number: line.partition("#")[0].strip() for number, line in enumerate(text.splitlines(), 1)}
+    content = Door(name, UsageError, "write a rule a line, such as slower: error").text(text)
+    entries = {number: line.partition("#")[0].strip() for number, line in enumerate(content.splitlines(), 1)}
     words = {word.strip() for entry in entries.values() for word in entry.split(":")}
     if any(entries.values()) and not words & {*RULES, *Severity, OFF}:  # no file of rules: nothing of it is shown
         raise UsageError("no line is a rule", where=name, hint="write each rule once, such as slower: error")

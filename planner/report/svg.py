@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from planner.escaping import html, visible
+from planner.sums import float_sum
 from planner.units import format_number
 
 Point = tuple[float, float]
@@ -57,7 +58,7 @@ def text_width(words: str, size: float = 12) -> float:
         size: size of the font in pixels.
     """
     ems = (0.42 if c in _NARROW else 1.0 if ord(c) > 0x2E7F or c in "@MW%" else 0.66 for c in visible(words))
-    return size * sum(ems)
+    return size * float_sum(ems)
 
 
 def fitted(words: str, room: float, size: float = 12) -> str:

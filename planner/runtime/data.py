@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from planner.errors import UsageError
+from planner.foreign_files import Door
 from planner.plans import Plan
 from planner.runtime.device import TrainingDevice, brought, seeded
 from planner.runtime.model_file import ModelFile
@@ -140,18 +141,23 @@ def _from_file(path: str | Path, plan: Plan, dtype: torch.dtype) -> Data:
     Raises:
         UsageError: the file cannot be read, or an input is missing.
     """
-    try:
-        arrays = dict(np.load(path))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"cannot be read: {error}", where=str(path), hint="write it by numpy.savez") from error
+    arrays = Door(str(path), UsageError, "write it by numpy.savez").arrays(path)
     missing = [spec.name for spec in plan.model.inputs if spec.name not in arrays]
     if missing:
         raise UsageError(
             f"has no array {missing[0]!r}, only {', '.join(arrays)}", where=str(path),
             hint="name arrays after the model's inputs",
         )  # fmt: skip
+    for name, values in arrays.items():
+        if values.ndim == 0 or not len(values) or values.dtype.kind not in _NUMBERS:
+            message = f"array {name!r} has the shape {list(values.shape)} and the type {values.dtype}"
+            raise UsageError(message, where=str(path), hint="write numbers, with one entry a sample")
+    for spec in plan.model.inputs:
+        if list(arrays[spec.name].shape[1:]) != list(spec.shape[1:]):
+            message = f"samples of {spec.name!r} have the shape {list(arrays[spec.name].shape[1:])}"
+            raise UsageError(message, where=str(path), hint=f"the model reads {list(spec.shape[1:])}")
     size, global_batch = plan.micro_batches.size, plan.micro_batches.global_batch
-    tensors = {name: torch.from_numpy(values) for name, values in arrays.items()}
+    tensors = {name: torch.from_numpy(_native(values)) for name, values in arrays.items()}
 
     def batch(iteration: int, micro_batch: int) -> Batch:
         first = iteration * global_batch + micro_batch * size
@@ -162,6 +168,21 @@ def _from_file(path: str | Path, plan: Plan, dtype: torch.dtype) -> Data:
         return inputs
 
     return batch
+
+
+_NUMBERS = "biuf"
+"""Kinds of numpy types that hold numbers: bool, whole ones with and without a sign, floating ones."""
+_WIDE_BYTES = 8
+
+
+def _native(values: np.ndarray) -> np.ndarray:
+    """Values in a type that torch has: this machine's byte order, signed where whole, 8 bytes at the most."""
+    kind = values.dtype.newbyteorder("=")
+    if kind.kind == "u" and kind.itemsize > 1:
+        kind = np.dtype(np.int64)
+    elif kind.itemsize > _WIDE_BYTES:
+        kind = np.dtype(np.float64)
+    return values.astype(kind, copy=False)
 
 
 def loss_by_name(name: str, plan: Plan) -> Loss:

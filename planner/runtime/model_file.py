@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from planner.errors import ModelError
+from planner.importers.onnx_graph.read import inlined
 from planner.operators import BatchConstants
 from planner.plans.model import SeparatedWeight
 from planner.runtime.device import seeded
@@ -308,7 +309,6 @@ def read_model(model: object, *, seed: int = 0) -> ModelFile:
         ModelError: the file cannot be read.
     """
     import onnx
-    from onnx.inliner import inline_local_functions
 
     folder, proto = Path(), cast(Any, model)
     if isinstance(model, (str, Path)):
@@ -319,9 +319,7 @@ def read_model(model: object, *, seed: int = 0) -> ModelFile:
             raise ModelError(
                 f"cannot be read as ONNX: {error}", where=str(model), hint="give the plan's ONNX file"
             ) from error
-    source = proto
-    if proto.functions:
-        proto = inline_local_functions(proto)
+    source, proto = proto, inlined(proto)
     versions = {("" if e.domain == "ai.onnx" else e.domain): e.version for e in proto.opset_import}
     weights = {tensor.name: tensor for tensor in proto.graph.initializer}
     weights |= {name: tensor for node in proto.graph.node for name, tensor in _held(node)}

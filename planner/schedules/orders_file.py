@@ -18,8 +18,6 @@ runs together with the one before it: `F2.5`, `F0.3/1`, `B1.4@3`, `E0.2>3`, `+B1
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -29,6 +27,8 @@ from typing import ClassVar
 
 import planner.documents as documents
 from planner.errors import PlanError
+from planner.foreign_files import Door
+from planner.json_text import MOST_DIGITS, nearest, positions
 from planner.registry import did_you_mean
 from planner.schedules.compiling import compile_orders
 from planner.schedules.custom_orders import COUNTED, check_numbers, check_whole
@@ -53,10 +53,8 @@ def read_orders(path: str | Path) -> Work:
         PlanError: the file cannot be read, or the orders cannot run; `where` names the line.
     """
     path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise PlanError(f"cannot read orders: {error}", where=str(path), hint="name a CSV or JSON file") from error
+    door = Door(str(path), PlanError, "name a CSV or JSON file of orders")
+    text = door.text(door.content(path))
     work, lines = (_read_csv if path.suffix.lower() == ".csv" else _read_json)(text, path)
     try:
         check_numbers(work)
@@ -84,8 +82,7 @@ def parse_action(word: str) -> Action:
 
 def _read_csv(text: str, path: Path) -> tuple[Work, list[list[int]]]:
     """The orders of a file, and the line of each action by lane."""
-    reader = csv.DictReader(io.StringIO(text), skipinitialspace=True)
-    names = [name.strip() for name in reader.fieldnames or ()]
+    names, rows = Door(str(path), PlanError, "give one action a row").table(text)
     if not set(names) & set(_COLUMNS):  # no file of orders: nothing of it is shown
         hint = f"columns: {', '.join(_COLUMNS)}"
         raise PlanError("the first line names no column of orders", where=f"{path}:1", hint=hint)
@@ -94,22 +91,20 @@ def _read_csv(text: str, path: Path) -> tuple[Work, list[list[int]]]:
         raise PlanError(f"unknown column {unknown[0]!r}", where=f"{path}:1", hint=did_you_mean(unknown[0], _COLUMNS))
     if not {"worker", "action"} <= set(names):
         raise PlanError("columns are missing", where=f"{path}:1", hint="give worker and action")
+    if not rows:
+        raise PlanError("there are no actions", where=f"{path}:1", hint="write a row for each action, such as 0,F0.0")
     lanes: dict[tuple[int, int], list[Action]] = {}
     lines: dict[tuple[int, int], list[int]] = {}
-    for row in reader:
-        where = f"{path}:{reader.line_num}"
-        cells = {(name or "").strip(): (value or "").strip() for name, value in row.items() if isinstance(value, str)}
+    for line, cells in rows:
         try:
-            if None in row:
-                raise PlanError(f"more cells than the {len(names)} columns", hint="one action a row")
-            if "action" not in cells:
+            if not cells["action"]:
                 raise PlanError("the action is missing", hint=_HINT)
-            key = _number("worker", cells.get("worker", "")), _number("lane", cells.get("lane") or "0")
+            key = _number("worker", cells["worker"], len(rows)), _number("lane", cells.get("lane") or "0", len(rows))
             action = parse_action(cells["action"])
         except PlanError as error:
-            raise PlanError(error.problem.message, where=where, hint=error.problem.hint) from error
+            raise PlanError(error.problem.message, where=f"{path}:{line}", hint=error.problem.hint) from error
         lanes.setdefault(key, []).append(action)
-        lines.setdefault(key, []).append(reader.line_num)
+        lines.setdefault(key, []).append(line)
     keys = sorted(lanes)
     _refuse_missing_workers([worker for worker, _ in keys], path)
     parts = max((a.part for lane in lanes.values() for a in lane), default=-1) + 1
@@ -119,18 +114,21 @@ def _read_csv(text: str, path: Path) -> tuple[Work, list[list[int]]]:
     return work, [lines[key] for key in keys]
 
 
-def _number(name: str, text: str) -> int:
-    """A cell as a number from 0."""
-    if not text.isdecimal():
+def _number(name: str, text: str, count: int) -> int:
+    """A cell as a number from 0, below the number of actions: each worker and lane has one at least."""
+    if not (text.isascii() and text.isdecimal()) or len(text) > MOST_DIGITS:
         raise PlanError(f"cannot read {name} {text!r}", hint="use a number from 0")
+    if int(text) >= count:
+        raise PlanError(f"{name} {text} of {count} actions", hint=f"number {name}s from 0 on, without gaps")
     return int(text)
 
 
 def _refuse_missing_workers(workers: Sequence[int], path: Path) -> None:
-    """Refuse numbers of workers with gaps."""
-    missing = set(range(max(workers, default=-1) + 1)) - set(workers)
-    if missing:
-        raise PlanError(f"worker {min(missing)} has no actions", where=str(path), hint="number workers from 0 on")
+    """Refuse numbers of workers with gaps. O(lanes): numbers may be large."""
+    known = set(workers)
+    missing = next(number for number in range(len(known) + 1) if number not in known)
+    if known and missing < max(known):
+        raise PlanError(f"worker {missing} has no actions", where=str(path), hint="number workers from 0 on")
 
 
 @dataclass(frozen=True)
@@ -152,10 +150,10 @@ class OrdersFile:
 def _read_json(text: str, path: Path) -> tuple[Work, list[list[int]]]:
     """The orders of a file, and the line of each action by lane."""
     content, document = documents.document(text, str(path), "file of orders", "mend it")
-    places, listed = documents.positions(content), document.get("lanes")
+    places, listed = positions(content), document.get("lanes")
 
     def where(*place: str | int) -> str:
-        return f"{path}:{documents.nearest(place, places)[0]}"
+        return f"{path}:{nearest(place, places)[0]}"
 
     if not listed:
         raise PlanError("there are no lanes", where=where("lanes"), hint=_LANES)
@@ -169,7 +167,7 @@ def _read_json(text: str, path: Path) -> tuple[Work, list[list[int]]]:
         if not words:
             raise PlanError(f"lane {number} has no actions", where=where("lanes", number), hint="leave it out")
         lanes.append(tuple(_parsed(word, where(*at)) for word, at in zip(words, places_of_words, strict=True)))
-        lines.append([documents.nearest(at, places)[0] for at in places_of_words])
+        lines.append([nearest(at, places)[0] for at in places_of_words])
     work = Work(tuple(lanes), **{name: getattr(read, name) for name in _SETTINGS})
     _check_settings(work, where)
     _refuse_missing_workers(work.lane_workers, path)

@@ -312,7 +312,7 @@ def configurations_of(
         if len(edges) != stages + 1:
             raise JobError(
                 f"{len(edges) - 1} stages are given, {schedule} over {degrees.pipeline} workers has {stages}",
-                hint=f"give {stages - 1} first blocks" if degrees.starts else f"write {stages} stages",
+                hint=_other_cut(degrees, stages),
             )
         configuration = Configuration(
             stages=tuple(members[0].stage(a, b, degrees.replicas, keeping) for a, b in itertools.pairwise(edges)),
@@ -342,6 +342,13 @@ def _shard_over(degrees: Degrees, replicas: int, zero: int) -> int:
         hint = "use a ZeRO stage, and a number of 2 and more that divides the replicas"
         raise JobError(f"state is to be sharded over {over} of {what}", hint=hint)
     return over
+
+
+def _other_cut(degrees: Degrees, stages: int) -> str:
+    """What to do where a cut has another number of stages than the schedule."""
+    if not degrees.starts:
+        return f"write {stages} stages"
+    return f"give {stages - 1} first blocks" if stages > 1 else "leave --starts out"
 
 
 def _copies(degrees: Degrees, costs: BlockCosts, cluster: Cluster, job: Job) -> tuple[int, int]:

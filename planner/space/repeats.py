@@ -306,7 +306,8 @@ def _unknown_module(graph: Graph, name: str) -> JobError:
     if name in MODULE_KINDS:
         present = ", ".join(kind for kind in MODULE_KINDS if module_nodes(graph, kind)) or "none that has a name"
         return JobError(f"the model has no {name} to recompute or offload", hint=f"its modules: {present}")
-    known = {*CHOICES, *MODULE_KINDS, *(part for node in graph.nodes for part in node_names(node))}
+    kinds = (kind for kind in MODULE_KINDS if module_nodes(graph, kind))
+    known = {"never", "always", *kinds, *(part for node in graph.nodes for part in node_names(node))}
     return JobError(f"nothing to recompute or offload is called {name!r}", hint=did_you_mean(name, known))
 
 

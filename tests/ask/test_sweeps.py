@@ -120,7 +120,7 @@ def test_what_is_no_axis_and_no_file_of_a_sweep_is_said(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="given twice"):
         read_axes(["tp=1", "tp=2"])
     (tmp_path / "text.sqlite").write_text("not a database, but a text that is long enough to be taken for one" * 20)
-    with pytest.raises(UsageError, match="no file of a sweep"):
+    with pytest.raises(UsageError, match="no file in which a sweep can be kept"):
         Store(tmp_path / "text.sqlite")
 
 

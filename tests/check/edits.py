@@ -71,7 +71,7 @@ def every_time(factor: float) -> Edit:
         said["samples_per_s"] /= factor
         line = d["headline"]
         slower = ("iteration_s", "low_s", "high_s", "dollars_per_tera_tokens", "dollars_per_mega_samples")
-        faster_by = {key: 1 / factor for key in ("samples_per_s", "tokens_per_s_per_device", *OF_DEVICES)}
+        faster_by = dict.fromkeys(("samples_per_s", "tokens_per_s_per_device", *OF_DEVICES), 1 / factor)
         for key, by in {**dict.fromkeys(slower, factor), **faster_by}.items():
             if key in line:
                 line[key] = float(f"{line[key] * by:.9g}")

@@ -51,7 +51,7 @@ def test_a_layer_stays_where_it_was_put(tmp_path: Path) -> None:
         ),
         (("--cp", "16"), 5, "CP 16 takes 16 devices of 8"),
         (("--dp", "12"), 5, "DP 12 takes 12 devices of 8 (use smaller degrees, or more devices: --nodes 2 makes 16)"),
-        (("--pp", "40", "--nodes", "8"), 5, "40 stages of a model with 27 blocks (allow fewer stages with --pp)"),
+        (("--pp", "40", "--nodes", "8"), 5, "40 stages of a model with 27 blocks (use --pp 27 or less)"),
         (("--dp", "8", "--pp", "2"), 6, "without --pp 2"),
         (("--devices", "4096"), 5, "dgx-a100 has 8 devices, not 4,096 (--nodes 512 makes 4,096)"),
         (("--zero", "4"), 2, "'--zero': 4 is not in the range"),

@@ -16,7 +16,7 @@ from types import FrameType
 
 from cli.main import main
 from planner import ShardplanError
-from tests.fuzz.formats import FORMATS, SLOW_FORMATS, Line
+from tests.fuzz.formats import FORMATS, SLOW_FORMATS, Trial
 
 CPU_S = 10.0
 """Seconds of computing that one command may take."""
@@ -35,12 +35,12 @@ class Fault:
     """What went wrong: the trial, the command line, the error, and where it was raised."""
 
     name: str
-    line: Line
+    line: Trial
     error: str
     where: str
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.error} at {self.where}: {' '.join(self.line)}"
+        return f"{self.name}: {self.error} at {self.where}: {self.line if callable(self.line) else ' '.join(self.line)}"
 
 
 def trial(kind: str, seed: int) -> Fault | None:
@@ -55,13 +55,13 @@ def trial(kind: str, seed: int) -> Fault | None:
     return None
 
 
-def _run(name: str, line: Line) -> Fault | None:
+def _run(name: str, line: Trial) -> Fault | None:
     before = signal.signal(signal.SIGPROF, _overtime)
     signal.setitimer(signal.ITIMER_PROF, CPU_S)
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors=errors) for errors in _ERRORS)
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            main([*line, "--debug"])
+            line() if callable(line) else main([*line, "--debug"])
     except SystemExit as end:
         if end.code == 70:
             return Fault(name, line, "exit code 70", "cli")

@@ -108,7 +108,7 @@ def test_a_system_of_calculon(tmp_path: Path) -> None:
     assert (outside.size, outside.device_byte_per_s, outside.latency_s) == (2, 25e9, 2e-5)
     (device,) = cluster.devices
     assert device.memory_bytes == 80 * 2**30
-    with pytest.raises(HardwareError, match="KeyError"):
+    with pytest.raises(HardwareError, match=r"mem1\.GiB is missing"):
         from_calculon(json.dumps({**CALCULON, "mem1": {}}), name="cal")
 
 

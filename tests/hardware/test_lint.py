@@ -285,7 +285,7 @@ def test_files_that_are_no_profiles(tmp_path: Path, text: str, message: str) -> 
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(HardwareError, match="cannot read the file: No such file"):
+    with pytest.raises(HardwareError, match="cannot read: No such file"):
         lint(tmp_path / "none.yaml")
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(HardwareError, match="not UTF-8 text"):

@@ -28,7 +28,7 @@ def refused(text: str, path: Path) -> str:
 def test_operator_graphs(key: str, number: str, literal: str, tmp_path: Path) -> None:
     text = json.dumps(operator_graph()).replace(f'"{key}": {number}', f'"{key}": {literal}', 1)
     said = refused(text, tmp_path / "g.json")
-    assert key in said or "line 1, column" in said
+    assert key in said or ".json:1:" in said
 
 
 @pytest.mark.parametrize("literal", LITERALS)
@@ -36,7 +36,7 @@ def test_operator_graphs(key: str, number: str, literal: str, tmp_path: Path) ->
 def test_piper_instances(key: str, number: str, literal: str, tmp_path: Path) -> None:
     text = json.dumps(piper()).replace(f'"{key}": {number}', f'"{key}": {literal}', 1)
     said = refused(text, tmp_path / "p.json")
-    assert key in said or "line 1, column" in said
+    assert key in said or ".json:1:" in said
 
 
 @pytest.mark.parametrize("literal", ["1e308", "9" * 400, "1e400", "inf", "nan", "-1"])
@@ -62,7 +62,7 @@ def test_too_many_devices(document: dict[str, object], key: str, tmp_path: Path)
 
 def test_json_that_is_nested_too_deeply(tmp_path: Path) -> None:
     text = '{"maxFPGAs": ' + "[" * 100_000 + "]" * 100_000 + "}"
-    assert "nested too deeply" in refused(text, tmp_path / "g.json")
+    assert "g.json:1:78: nested deeper than 64 levels" in refused(text, tmp_path / "g.json")
 
 
 @pytest.mark.parametrize("options", [{"devices": 10**8}, {"cpus": 4097}, {"machines": "1024x1025"}])

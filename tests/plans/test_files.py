@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.documents import WIDTH, positions, pretty
+from planner.documents import WIDTH, pretty
 from planner.errors import OutputError, PlanError
+from planner.json_text import positions
 from planner.plans import Plan, dumps, json_schema, loads, read, with_simulation, write
 from tests.plans.sample import decision, language_model, make_plan
 

@@ -121,6 +121,8 @@ def _loop(resolver: Resolver, node: onnx.NodeProto, frame: Frame) -> None:
     _require_body(resolver, node, body, inputs=2 + states, outputs=1 + states)
     if price_as_bags(resolver, node, body, frame):
         return
+    for initial in [name for name in node.input[2:] if name in resolver.sequences]:  # refused, however often it runs
+        resolver.type_of(initial, f"Loop {_loop_name(node)!r}")
     trips = _trip_count(resolver, node)
     inner = frame.inside(node, trips)
     prefix = _prefix(node)
@@ -132,8 +134,6 @@ def _loop(resolver: Resolver, node: onnx.NodeProto, frame: Frame) -> None:
     carried = list(node.input[2:])
     for formal, initial in zip(body.input[2:], carried, strict=False):
         names[formal.name] = prefix + formal.name
-        if initial in resolver.sequences:
-            resolver.type_of(initial, f"Loop {_loop_name(node)!r}")
         resolver.alias(initial, prefix + formal.name, inner, pinned=True)
     resolver.work.fates["plumbing"] += 1
     outputs = _body(resolver, node, body, names, inner)[1:]

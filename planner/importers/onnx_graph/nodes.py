@@ -109,8 +109,22 @@ MOST_NESTED = 64
 _Key = tuple[str, str, str]
 
 
+def require_formals(node: onnx.NodeProto, function: onnx.FunctionProto) -> None:
+    """Refuse a call with more operands or results than the function has.
+
+    Raises:
+        ModelError: names the call.
+    """
+    for what, actual, formal in (
+        ("operands", node.input, function.input), ("results", node.output, function.output),
+    ):  # fmt: skip
+        if len(actual) > len(formal):
+            raise damaged(f"{node_label(node)} calls a function of {len(formal)} {what} with {len(actual)}")
+
+
 def require_bounded(model: onnx.ModelProto) -> None:
-    """Refuse a model whose functions call themselves, or grow beyond `MOST_NODES` operators. Linear in the file.
+    """Refuse a model whose functions call themselves, are called with more operands than they have, or grow beyond
+    `MOST_NODES` operators. Linear in the file.
 
     Raises:
         ModelError: names the function, used or not, and the node that calls it.
@@ -123,6 +137,8 @@ def require_bounded(model: onnx.ModelProto) -> None:
         count = 0
         for node in nodes:
             key = (node.domain, node.op_type, node.overload)
+            if key in functions:
+                require_formals(node, functions[key])
             count += body_of(key, node_label(node)) if key in functions else 1
             count += sum(written_out(graph.node) for graph in subgraphs(node))
         return count
@@ -438,3 +454,39 @@ def _contradictions(node: WorkNode, inputs: Sequence[TensorType | None], values:
             window = node.attributes.get(name)
             if isinstance(window, tuple) and len(window) != per_dim * spatial:
                 yield f"has {len(window)} {name} for {spatial} spatial dimensions"
+
+
+_SIZES = "give the sizes that the model is run at (--dim for axes by name)"
+
+
+def require_window(node: WorkNode, kinds: Sequence[TensorType | None]) -> None:
+    """Refuse a convolution or pooling whose input is smaller than its window, so that the result has no place.
+
+    Raises:
+        ModelError: names the operator and the shape of its result.
+    """
+    if rule_of(node.op).window is None or not kinds or kinds[0] is None:
+        return
+    if not all(size > 0 for size in kinds[0].shape[2:]):
+        message = f"{node.label} makes a result of shape {list(kinds[0].shape)}: its input is smaller than its window"
+        raise ModelError(message, hint=_SIZES)
+
+
+def require_fitting_window(node: WorkNode, inputs: Sequence[TensorType | None]) -> None:
+    """Refuse a window that is larger than the input with its padding, of which no shape inference makes a result.
+
+    Raises:
+        ModelError: names the operator, the window and the input.
+    """
+    slot = rule_of(node.op).window
+    if slot is None or not inputs or inputs[0] is None:
+        return
+    image = inputs[0].shape[2:]
+    weight = inputs[slot] if 0 < slot < len(inputs) else None
+    window: Any = node.attributes.get("kernel_shape", weight.shape[2:] if weight is not None else ())
+    padding: Any = node.attributes.get("pads", (0,) * 2 * len(image))
+    if isinstance(window, tuple) and isinstance(padding, tuple) and 2 * len(window) == len(padding) == 2 * len(image):
+        padded = [size + padding[i] + padding[i + len(image)] for i, size in enumerate(image)]
+        if any(extent > size for extent, size in zip(window, padded, strict=True)):
+            message = f"{node.label} has a window of {list(window)} over an input of {list(image)}"
+            raise ModelError(message, hint=_SIZES)

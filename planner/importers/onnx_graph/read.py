@@ -143,6 +143,8 @@ def check_model(model: onnx.ModelProto) -> None:
     """
     if not model.HasField("graph") or not model.ir_version:
         raise ModelError("the file is not an ONNX model: it holds no graph", hint=_AGAIN)
+    if not 1 <= model.ir_version <= MOST_VERSION:
+        raise ModelError(f"the file has the ONNX version {model.ir_version}", hint=_AGAIN)
     if not model.graph.node:
         raise ModelError("the model's graph has no operators", hint=_AGAIN)
     if not model.graph.output:
@@ -163,6 +165,23 @@ def check_model(model: onnx.ModelProto) -> None:
                     "installed onnx knows",
                     hint=f"update onnx, or export for operator set {newest}",
                 )
+
+
+def inlined(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A model with its own functions written out; the model itself where it has none.
+
+    Raises:
+        ModelError: they cannot be.
+    """
+    from onnx.inliner import inline_local_functions
+
+    if not model.functions:
+        return model
+    try:
+        return inline_local_functions(model)
+    except Exception as error:  # of onnx's C++ alone, which raises a bare RuntimeError among others
+        reason = " ".join(str(error).split())
+        raise ModelError(f"the model's functions cannot be written out: {reason}", hint=_AGAIN) from None
 
 
 def _starts_as_onnx(path: Path) -> bool:

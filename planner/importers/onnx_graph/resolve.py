@@ -363,6 +363,7 @@ class Resolver:
         if not kinds or (kinds[0] is None and node.outputs[0]):
             kinds = self._last_resort(node, kinds, failure)
         self._require_declared(node, kinds)
+        onnx_nodes.require_window(node, kinds)
         if None in kinds:
             self.untyped.update((o, node.label) for o, k in zip(node.outputs, kinds, strict=False) if o and k is None)
         if self.assumed:
@@ -375,6 +376,7 @@ class Resolver:
 
     def _last_resort(self, node: WorkNode, kinds: Sequence[TensorType | None], failure: str) -> list[TensorType | None]:
         """Types where no rule gave one: an upper bound, an assumption that is said, or an error."""
+        onnx_nodes.require_fitting_window(node, [self.work.types.get(name) for name in node.inputs])
         said = [] if failure else self.inference.by_rule(node, rule_of(node.op).most) or []
         bound = [kind.complete if kind is not None else None for kind in said]
         if bound and bound[0] is not None:

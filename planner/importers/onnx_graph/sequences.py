@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.errors import ModelError
-from planner.importers.onnx_graph.nodes import node_label, plain_attributes, subgraphs
+from planner.importers.onnx_graph.nodes import node_label, plain_attributes, tensor_value
 from planner.importers.onnx_graph.work import INT64, Array, TensorType, WorkNode
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ class _Bags:
 
 def price_as_bags(resolver: Resolver, node: onnx.NodeProto, body: onnx.GraphProto, frame: Frame) -> bool:
     """Put a gather and a reduction in place of a Loop that sums bags of rows; false for any other Loop."""
-    nodes = list(_nodes(body))
+    nodes = list(_nodes(body, {}))
     makers = {name: inner for inner in nodes for name in inner.output}
     reductions = {_bags(inner, makers, resolver) for inner in nodes if inner.op_type in _REDUCTIONS}
     bags = max(reductions - {None}, key=lambda each: each.reduction == "ReduceMean", default=None)  # type: ignore[union-attr]
@@ -210,12 +210,37 @@ def price_as_bags(resolver: Resolver, node: onnx.NodeProto, body: onnx.GraphProt
     return True
 
 
-def _nodes(graph: onnx.GraphProto) -> Iterable[onnx.NodeProto]:
-    """Nodes of a body and of the branches inside it."""
+def _nodes(graph: onnx.GraphProto, known: dict[str, Array]) -> Iterable[onnx.NodeProto]:
+    """Nodes of a body and of the branches inside it, without branches that a constant condition rules out.
+
+    An exporter that optimises nothing writes a branch for each way to reduce, and the way as a constant.
+
+    Args:
+        graph: the body.
+        known: values of constants and of comparisons of them; those of the body are added.
+    """
     for node in graph.node:
         yield node
-        for inner in subgraphs(node):
-            yield from _nodes(inner)
+        value = _constant(node, known)
+        if value is not None:
+            known[node.output[0]] = value
+        condition = known.get(node.input[0]) if node.op_type == "If" else None
+        dead = () if condition is None else ("else_branch" if condition.all() else "then_branch",)
+        for attribute in node.attribute:
+            if attribute.HasField("g") and attribute.name not in dead:
+                yield from _nodes(attribute.g, known)
+
+
+def _constant(node: onnx.NodeProto, known: Mapping[str, Array]) -> Array | None:
+    """The value of a constant, or of a comparison of two."""
+    if node.op_type == "Constant":
+        held = next((each for each in node.attribute if each.name == "value" and each.HasField("t")), None)
+        number = plain_attributes(node).get("value_int")
+        return tensor_value(held.t) if held is not None else None if number is None else np.asarray(number)
+    if node.op_type == "Equal" and all(name in known for name in node.input):
+        first, second = (known[name] for name in node.input)
+        return np.asarray(first == second)
+    return None
 
 
 def _bags(node: onnx.NodeProto, makers: Mapping[str, onnx.NodeProto], resolver: Resolver) -> _Bags | None:

@@ -11,7 +11,7 @@ from typing import Any
 from planner.errors import ModelError, PlanError, UsageError
 from planner.partitions.options import PartitionOptions
 from planner.partitions.plan_file import Part, Ranges, from_ranges, to_ranges
-from planner.registry import Registry, did_you_mean
+from planner.registry import Registry
 from planner.space.partition import PartitionProblem, PartitionVerdict
 
 HEAD_BYTES = 4096
@@ -122,7 +122,7 @@ class Family:
         known = [objective.name for objective in self.objectives]
         raise UsageError(
             f"{name!r} is no objective of a file of kind {self.title}", where="--objective",
-            hint=f"objectives: {', '.join(known)}; {did_you_mean(name, known)}",
+            hint=f"use {' or '.join(known)}",
         )  # fmt: skip
 
 

@@ -199,7 +199,9 @@ class PlacementModel:
                 yield all_held, -self._whole(cost)
 
     def _whole(self, milliseconds: float) -> int:
-        return math.floor(float(milliseconds) * self.scale)
+        """A time in whole units; one above twice the largest load counts as that, since no solution has it either way:
+        integers of the program have 64 bits."""
+        return math.floor(min(float(milliseconds), 2 * self.top_ms) * self.scale)
 
     def devices(self, value: Callable[[cp_model.IntVar], int]) -> np.ndarray:
         """int64 [g] device of each group in a solution, accelerators first."""
