@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -76,3 +77,20 @@ def test_partitions_are_at_most_what_is_allowed() -> None:
     """sqrt(4e12 / 1) is 2,000,000, beyond the 1,048,576 (2^20) that are tried where nothing else is said."""
     assert f.whole_partitions(4e12, 1.0) == 1_048_576
     assert f.whole_partitions(4e12, 1.0, 3_000_000) == 2_000_000
+    asked: list[int] = []
+
+    def measure(count: int) -> float:
+        asked.append(count)
+        return 1 / count  # falls for ever
+
+    f.search_partitions(measure, 1)
+    assert max(asked) == 1_048_576
+
+
+def test_partitions_may_cost_nothing_but_not_less() -> None:
+    """sqrt(0.25 / 0.25) is 1 and sqrt(0.5 / 0.125) is 2."""
+    assert (f.best_partitions(0.25, 0.25), f.best_partitions(0.5, 0.125), f.best_partitions(0.0, 0.5)) == (1, 2, 0)
+    assert f.best_partitions(0.5, 0.0) == math.inf
+    for negative in ((-0.5, 0.5), (0.5, -0.5)):
+        with pytest.raises(UsageError, match="must not be negative"):
+            f.best_partitions(*negative)
