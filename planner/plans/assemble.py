@@ -150,9 +150,9 @@ def assemble(
             memory_bytes=step.fullest.memory.total,
             capacity_bytes=step.fullest.capacity_bytes,
             error=predictions.measured_error,
-            use=idle_count(cluster, job, len(working))
+            use=idle_count(cluster, job, working)
             if by_rules
-            else fuller_use(pricer, cluster, job, decision, evaluation, len(working), own_shape=bool(given)),
+            else fuller_use(pricer, cluster, job, decision, evaluation, working, own_shape=bool(given)),
         ),
     )
     return with_simulation(_with_requirements(plan, divided=bool(staging.divided_modules())), simulated_s)

@@ -174,7 +174,10 @@ def check_figures(plan: Plan) -> list[Finding]:
         plan: a plan without findings that keep its orders from running.
     """
     findings = [*_negative((), to_document(plan))]
-    findings += [Finding(Fault.FIGURES, words) for words in (*_hardware(plan), *_bounds(plan), *_alternatives(plan))]
+    findings += [
+        Finding(Fault.FIGURES, words)
+        for words in (*_hardware(plan), *_given(plan), *_bounds(plan), *_alternatives(plan))
+    ]
     findings += check_claims_alone(plan)
     for stage, terms in zip(plan.stages, plan.predictions.stages, strict=True):
         wrong = (*_device(plan, stage, terms), *_terms(stage, terms))
@@ -218,6 +221,15 @@ def _hardware(plan: Plan) -> Iterator[str]:
             yield f"{plural(count, 'device')} are {what}, the cluster has {hardware.device_count}"
     if plan.world_size > hardware.device_count:
         yield f"the world has {plan.world_size} ranks, the cluster {plural(hardware.device_count, 'device')}"
+    placed = set(hardware.device_order)
+    if placed and (len(placed) != len(hardware.device_order) or len(placed) != hardware.machine_devices):
+        yield f"{len(placed)} different devices in the order of a machine of {hardware.machine_devices}"
+
+
+def _given(plan: Plan) -> Iterator[str]:
+    """Where the user gave the configuration, its ZeRO stage is the only one that the options allow."""
+    if plan.schedule.given == "configuration" and plan.options.zero != (plan.configuration.zero,):
+        yield f"options.zero allows {plan.options.zero}, the configuration that was given has {plan.configuration.zero}"
 
 
 def _device(plan: Plan, stage: Stage, terms: StagePrediction) -> Iterator[str]:

@@ -307,6 +307,8 @@ class Headline:
         dollars_per_tera_tokens: price of 10^12 tokens; left out where no price is known, or of models without tokens.
         dollars_per_mega_samples: price of 10^6 samples, of models without tokens.
         available_devices: devices that the job may use; left out where the plan uses all of them well.
+        enough_devices: number of devices with which the plan is as fast, where nothing was found that uses more of them
+            better; left out where the devices at work are not the first ones.
         fuller_batch: the nearest global batch at which all of them, or more of them, do more samples a second; left out
             where none was found.
         fuller_data: data-parallel size there.
@@ -333,6 +335,7 @@ class Headline:
     dollars_per_tera_tokens: float = 0.0
     dollars_per_mega_samples: float = 0.0
     available_devices: int = 0
+    enough_devices: int = 0
     fuller_batch: int = 0
     fuller_data: int = 0
     fuller_gain: float = 0.0
@@ -345,8 +348,9 @@ class Headline:
         fuller = f"{batch}DP {self.fuller_data}: +{self.fuller_gain:.0%} samples/s"
         if not idle:
             return fuller if self.fuller_batch else ""
-        fewer = f"--devices {self.device_count} is as fast"
-        return f"{idle} of {plural(self.available_devices, 'device')} idle ({fuller if self.fuller_batch else fewer})"
+        fewer = f"--devices {self.enough_devices} is as fast" if self.enough_devices else ""
+        remedy = fuller if self.fuller_batch else fewer
+        return f"{idle} of {plural(self.available_devices, 'device')} idle" + f" ({remedy})" * bool(remedy)
 
     @property
     def device_count(self) -> int:

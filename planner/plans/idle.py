@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from planner.errors import JobError, ModelError, UsageError
@@ -41,7 +41,7 @@ def fuller_use(
     job: Job,
     decision: Configuration,
     evaluation: Evaluation,
-    working: int,
+    ranks: Collection[int],
     *,
     own_shape: bool,
 ) -> dict[str, Any]:
@@ -53,14 +53,14 @@ def fuller_use(
         job: what was asked for.
         decision: the plan's configuration.
         evaluation: the judge's verdict on it.
-        working: devices at work.
+        ranks: devices at work.
         own_shape: whether the user gave the configuration: no other shape is proposed then.
 
     Returns:
         `available_devices`; and of the best use of all of them that was priced, if it is faster, `fuller_batch`,
-        `fuller_data` and `fuller_gain` (`planner.plans.figures.Headline`).
+        `fuller_data` and `fuller_gain` (`planner.plans.figures.Headline`), else the fields of `idle_count`.
     """
-    available = job.devices_of(cluster)
+    available, working = job.devices_of(cluster), len(ranks)
     idle = available - working
     batch = decision.micro_batch * decision.micro_batches * decision.copies
     if not idle and (own_shape or batch % available == 0):
@@ -75,15 +75,18 @@ def fuller_use(
         best = max(best, (fuller / seconds / pace - 1, -fuller, data))
     gain, negative_batch, data = best
     if gain < (LEAST_GAIN if idle else LEAST_GAIN_AT_WORK):
-        return idle_count(cluster, job, working)
+        return idle_count(cluster, job, ranks)
     fuller_fields = {"fuller_batch": -negative_batch, "fuller_data": data, "fuller_gain": significant(gain)}
     return {"available_devices": available, **fuller_fields}
 
 
-def idle_count(cluster: Cluster, job: Job, working: int) -> dict[str, Any]:
-    """The field of a headline that says how many devices there are, if a plan leaves some of them idle."""
-    available = job.devices_of(cluster)
-    return {"available_devices": available} if working < available else {}
+def idle_count(cluster: Cluster, job: Job, ranks: Collection[int]) -> dict[str, int]:
+    """Fields of a headline that say how many devices there are, and how many do, if a plan leaves some idle."""
+    available, working = job.devices_of(cluster), len(ranks)
+    if working >= available:
+        return {}
+    first = max(ranks) < working  # a job on so many devices gets the first ones
+    return {"available_devices": available, **({"enough_devices": working} if first else {})}
 
 
 def _on_all(

@@ -92,7 +92,7 @@ def headline_of_row(comparison: Comparison, row: SystemRow) -> Headline | None:
         memory_bytes=row.memory.total,
         capacity_bytes=row.capacity_bytes,
         error=row.error,
-        use=idle_count(setting.cluster, setting.job, row.devices),
+        use=idle_count(setting.cluster, setting.job, range(row.devices)),
     )
     return headline if comparison.price is None else headline.priced(comparison.price)
 

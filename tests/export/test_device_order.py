@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 import planner
 from planner.export import export
+from planner.plans import seal
 
 PAIRS = """\
 cluster: crossed
@@ -87,3 +89,11 @@ def test_ranks_run_on_their_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,2,1,3")
     assert [choice.gpu_of(rank) for rank in range(4)] == [0, 1, 2, 3]
     assert [DeviceChoice("cuda", "nccl", gpus=2).gpu_of(rank) for rank in range(4)] == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize("order", [(0, 2, 1), (0, 2, 2, 3)])
+def test_an_order_that_is_none_is_found_in_the_file_alone(order: tuple[int, ...], profile: Path) -> None:
+    plan = predicted(profile, 1)
+    wrong = seal(dataclasses.replace(plan, hardware=dataclasses.replace(plan.hardware, device_order=order)))
+    findings = planner.check_plan(wrong).findings
+    assert any("different devices in the order of a machine of 4" in str(finding) for finding in findings)
