@@ -87,7 +87,7 @@ class HardwareSection:
     @property
     def machine_devices(self) -> int:
         """Devices of a machine; 1 for a single device."""
-        return self.node_size or (self.levels[0].size if self.levels else 1)
+        return self.node_size or (self.levels[0].size if self.levels else 0) or 1
 
     @property
     def nodes(self) -> int:

@@ -16,14 +16,17 @@ from tests.leaves.mutations import Mutation
 from tests.leaves.shapes import SHAPES, inputs
 
 DOCS = Path(__file__).parents[2] / "docs"
-COUNT, SEED = 24, 1
+COUNT, SEED = 14, 1
 SLOW = ("parts of sequences",)
 """Shapes of which plans take long to search; `make leaves` has them."""
 
 
 @pytest.mark.parametrize("shape", [name for name in SHAPES if name not in SLOW])
 def test_no_mutation_of_a_value_is_missed(shape: str) -> None:
-    assert missed(shape, sampled(shape, COUNT, SEED)) == []
+    chosen = sampled(shape, COUNT, SEED)
+    if SHAPES[shape].by == "search":  # another job takes another search: `make leaves`
+        chosen = [mutation for mutation in chosen if mutation.names[0] != "options"]
+    assert missed(shape, chosen) == []
 
 
 def test_there_are_shapes_and_mutations_of_many_kinds() -> None:
