@@ -86,7 +86,7 @@ SECRET = "password: hunter2\n"
         ("./nowhere.yaml", "there is no file './nowhere.yaml'"),
         ("megatron-2052", "unknown stack 'megatron-2052' (did you mean 'megatron-20"),
         ("./secret.yaml", "no hardware profile"),
-        ("./binary.yaml", "not a YAML file"),
+        ("./binary.yaml", "not a text file"),
     ],
 )
 def test_a_base_is_a_bundled_stack_or_a_file_of_the_folder(tmp_path: Path, base: str, said: str) -> None:
