@@ -321,7 +321,7 @@ def import_profile(given: Options) -> None:
         sketch = hardware.from_astra(text, name=name, device=device, where=where)
     _write(given.output, hardware.sketch_text(sketch))
     for note in sketch.notes:
-        click.echo(f"not taken: {note}", err=True)
+        say(f"not taken: {note}", err=True)
 
 
 @command.command("schema", short_help="Print the JSON Schema for editors.")

@@ -169,7 +169,8 @@ def report_to_lines(report: Report, width: int = PROSE_WIDTH, table_width: int |
         table_width: line width of tables, None for no limit. A wider table first loses its bars, then wraps columns of
             words, and at last moves columns to further tables that repeat the first column. Figures are never cut.
     """
-    for line in _wrapped(report.title, table_width or len(report.title) + 1) if report.title else ():
+    title = escaping.visible(report.title)
+    for line in _wrapped(title, table_width or len(title) + 1) if title else ():
         yield ((line, "title"),)
     for number, section in enumerate(report.sections):
         if number or report.title:

@@ -19,6 +19,7 @@ from planner.hardware import (
     load_cluster,
     load_device,
     load_stack,
+    named_stack,
     resolved_profile,
     stack_names,
 )
@@ -69,6 +70,57 @@ def test_a_stack_that_is_based_on_itself(tmp_path: Path) -> None:
     path.write_text(f"stack: loop\nbase: {path}\n")
     with pytest.raises(HardwareError, match="based on itself"):
         load_stack(path)
+
+
+SECRET = "password: hunter2\n"
+
+
+@pytest.mark.parametrize(
+    ("base", "said"),
+    [
+        ("/etc/passwd", "'/etc/passwd' is not allowed as a base"),
+        ("../secret.yaml", "'../secret.yaml' is not allowed as a base"),
+        ("{folder}/secret.yaml", "secret.yaml' is not allowed as a base"),
+        ("./link.yaml", "'./link.yaml' is not allowed as a base"),
+        ("./secret.txt", "'./secret.txt' is not allowed as a base"),
+        ("./nowhere.yaml", "there is no file './nowhere.yaml'"),
+        ("megatron-2052", "unknown stack 'megatron-2052' (did you mean 'megatron-20"),
+        ("./secret.yaml", "no hardware profile"),
+        ("./binary.yaml", "not a text file"),
+    ],
+)
+def test_a_base_is_a_bundled_stack_or_a_file_of_the_folder(tmp_path: Path, base: str, said: str) -> None:
+    """Anybody may write a stack, and its reader's files are none of their business."""
+    folder = tmp_path / "stacks"
+    folder.mkdir()
+    for path in (tmp_path / "secret.yaml", folder / "secret.yaml", folder / "secret.txt"):
+        path.write_text(SECRET)
+    (folder / "link.yaml").symlink_to(tmp_path / "secret.yaml")
+    (folder / "binary.yaml").write_bytes(b"\xff\xfe")
+    (folder / "mine.yaml").write_text(f"stack: mine\nbase: {base.format(folder=tmp_path)}\n")
+    with pytest.raises(HardwareError) as caught:
+        load_stack(folder / "mine.yaml")
+    assert said in str(caught.value)
+    problems = (caught.value.problem, *caught.value.problems)
+    assert not any("hunter2" in text or "password" in text for p in problems for text in (str(p), p.excerpt))
+    assert "root:" not in str(caught.value)
+
+
+def test_paths_of_bases_begin_at_the_stacks_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "stacks" / "common").mkdir(parents=True)
+    (tmp_path / "stacks" / "common" / "a.yaml").write_text("stack: a\nbase: ./b.yml\nlaunch: 40 us\n")
+    (tmp_path / "stacks" / "common" / "b.yml").write_text("stack: b\nbase: eager\noverlap: 33%\n")
+    (tmp_path / "stacks" / "mine.yaml").write_text("stack: mine\nbase: common/a.yaml\n")
+    monkeypatch.chdir(tmp_path)
+    stack = load_stack("stacks/mine.yaml")
+    assert (stack.name, stack.launch_s, stack.overlap) == ("mine", pytest.approx(40e-6), pytest.approx(0.33))
+
+
+def test_a_plan_names_no_stack_by_its_path() -> None:
+    assert [named_stack(name) for name in ("", "eager")] == ["", "eager"]
+    for name in ("/etc/passwd", "./mine.yaml", "mine"):
+        with pytest.raises(HardwareError, match=r"no bundled stack is called .*give its file as --stack"):
+            named_stack(name)
 
 
 def test_hardware_is_no_stack_and_a_stack_no_hardware() -> None:
