@@ -197,10 +197,11 @@ def predict(
     backends = backends_of(job) if job.backends else ()
     job = settled_for(job, backends, cluster)
     headroom, shared = job.headroom, structure_of(backends) if backends else UNRESTRICTED
+    between = job.structure.between_layers or shared.between_layers
     job = dataclasses.replace(
         _with_decided_formats(without_limits(job, cluster), configuration, cluster),
         headroom=0.0,
-        structure=Structure(axes=shared.axes, between_layers=shared.between_layers),
+        structure=Structure(axes=shared.axes, between_layers=between),
     )
     pricer = Pricer(graph, cluster, job, strict_ops=strict_ops)
     shardings = list(ways_to_share(pricer, job, configuration))

@@ -1,0 +1,202 @@
+"""Arguments of a program, read from a launch script or a file of arguments.
+
+Variables are replaced by their values in the text, arrays by their items. Of a script, the arguments behind the program
+(`.py`) of each command that starts one count; of a text without such a command, all of them.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from planner.errors import UsageError
+from planner.export.reading.options import Value
+
+_VARIABLE = re.compile(r"\$(?:(\w+|[@*])|\{(\w+)(?:\[[@*]\]|:?[-?=]([^}]*))?\})")
+"""`$NAME`, `$@`, `${NAME}`, `${NAME:-default}`, `${NAME:?}` or `${NAME[@]}`."""
+
+_ASSIGNMENT = re.compile(r"(\w+)(\+?)=(.*)", re.DOTALL)
+_BEHIND = frozenset({"|", "||", "&&", ";", "&", ">", ">>", "<", "2>&1", "2>", "&>", "done", "fi"})
+"""Words that end a command."""
+
+_POSITIONAL = frozenset({"$@", "$*", "${@}"})
+"""The arguments of the script itself."""
+
+_TRAINS = re.compile(r"(pre)?train|finetune|sft|rl", re.IGNORECASE)
+"""In the names of programs that train."""
+
+_BEFORE = frozenset({"export", "local", "declare", "readonly", "-a", "-x"})
+"""Words that stand before an assignment."""
+
+
+_LONGEST = 1_000_000
+"""Characters of a word with all variables replaced."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """Arguments of a program.
+
+    Attributes:
+        program: its file name; "" where the text names none.
+        values: by option: True for one without a value, its text, or the texts of several.
+        unread: variables among them without a value in the text.
+    """
+
+    program: str
+    values: Mapping[str, Value]
+    unread: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Script:
+    """What was read of a text so far: variables with their words, and the commands with theirs."""
+
+    variables: dict[str, list[str]] = field(default_factory=dict)
+    commands: list[tuple[list[str], bool]] = field(default_factory=list)
+
+
+def read_arguments(text: str, launcher: Collection[str] = (), flags: Collection[str] = ()) -> Arguments:
+    """The arguments of a text.
+
+    Args:
+        text: a launch script, or one argument after the other.
+        launcher: options of launchers, which are no arguments where no program stands behind them.
+        flags: arguments without a value.
+
+    Raises:
+        UsageError: quotes are not closed.
+    """
+    script = _Script()
+    try:
+        for line in _lines(text):
+            _read_line(line, script)
+    except ValueError as error:
+        raise UsageError(f"cannot be read as arguments: {error}", hint="one `--name value` after the other") from error
+    words = _launched(script.commands)
+    if not any(map(_is_option, words)):
+        words = [word for own in script.variables.values() for word in own]
+    values: dict[str, Value] = {}
+    unread: list[str] = []
+    for name, own in _pairs(words):
+        blank = [word for word in own if _VARIABLE.fullmatch(word)] if name in flags or len(own) > 1 else []
+        unread += [word for word in blank if word not in _POSITIONAL]
+        left = [word for word in own if word not in blank and word not in _POSITIONAL]
+        if name and name not in launcher:
+            values.pop(name, None)  # the last one counts, and its place
+            values[name] = True if not left else left[0] if len(left) == 1 else [*left]
+    program = next((words[at] for words, _ in reversed(script.commands) if (at := _program_at(words))), "")
+    return Arguments(program.rpartition("/")[2], values, tuple(dict.fromkeys(unread)))
+
+
+def _launched(commands: Sequence[tuple[list[str], bool]]) -> list[str]:
+    """The words behind the program of the commands that start one; else of those that may do so by a variable.
+
+    Where several programs are started, those that train count.
+    """
+    started = [words for words, _ in commands if _program_at(words)]
+    trained = [words for words in started if _TRAINS.search(words[_program_at(words)])]
+    maybe = [words for words, expanded in commands if expanded or _is_option(words[0])]
+    return [word for words in trained or started or maybe for word in _behind_program(words)]
+
+
+def _lines(text: str) -> Iterator[str]:
+    """Lines as a shell takes them: joined at backslashes, inside quotes and inside the brackets of an array."""
+    line, quote, depth = "", "", 0
+    for at, character in enumerate(text := text.replace("\\\r\n", " ").replace("\\\n", " ")):
+        before = text[at - 1] if at else "\n"
+        if quote:
+            quote = "" if character == quote and (before != "\\" or quote == "'") else quote
+        elif character in "\"'" and before != "\\":
+            quote = character
+        elif character == "#" and before.isspace():
+            quote = "\n"
+        elif character == "(" and (depth or before == "="):
+            depth += 1
+        elif character == ")" and depth:
+            depth -= 1
+        if character == "\n" and quote in ("", "\n") and not depth:
+            yield line
+            line, quote = "", ""
+            continue
+        line, quote = line + character, "" if quote == "\n" == character else quote
+    yield line
+
+
+def _read_line(line: str, script: _Script) -> None:
+    """Read a line: an assignment, or a command.
+
+    Raises:
+        ValueError: quotes are not closed.
+    """
+    words = shlex.split(line, comments=True)
+    while words and words[0] in _BEFORE:
+        words = words[1:]
+    if not words:
+        return
+    assigned = _ASSIGNMENT.fullmatch(words[0])
+    is_array = assigned is not None and assigned[3].startswith("(") and words[-1].endswith(")")
+    if assigned and (is_array or len(words) == 1):
+        inside = [assigned[3][1:], *words[1:]] if is_array else [assigned[3]]
+        inside[-1] = inside[-1].removesuffix(")") if is_array else inside[-1]
+        items = [word for each in inside if each for word in _expand(each, script.variables, split=not is_array)]
+        script.variables[assigned[1]] = [*(script.variables.get(assigned[1], []) if assigned[2] else []), *items]
+        return
+    while words and _ASSIGNMENT.fullmatch(words[0]) and not _is_option(words[0]):  # variables of this command alone
+        words = words[1:]
+    expanded = [item for word in words for item in _expand(word, script.variables, split=False)]
+    if expanded:
+        script.commands.append((list(expanded), expanded != words))
+
+
+def _expand(word: str, variables: Mapping[str, list[str]], *, split: bool) -> list[str]:
+    """The words that a word stands for; one of a command in quotes is split, too.
+
+    Raises:
+        ValueError: they are longer than any command can be, or quotes are not closed.
+    """
+
+    def value(match: re.Match[str]) -> str:
+        known = variables.get(match[1] or match[2])
+        return (
+            shlex.join(known) if known is not None and len(known) > 1 else known[0] if known else match[3] or match[0]
+        )
+
+    replaced = _VARIABLE.sub(value, word)
+    if len(replaced) > _LONGEST:
+        raise ValueError(f"a word of {len(replaced):,} characters")
+    if split or replaced != word or (" " in word and ".py" in word):
+        return shlex.split(replaced)
+    return [replaced]
+
+
+def _is_option(word: str) -> bool:
+    return word.startswith("--") and len(word) > 2
+
+
+def _program_at(words: Sequence[str]) -> int:
+    """Place of the program's file; 0 where there is none."""
+    return next((at for at, word in enumerate(words) if word.endswith(".py")), 0)
+
+
+def _behind_program(words: Sequence[str]) -> Iterator[str]:
+    """The words of a command behind its program, up to what ends the command."""
+    for word in words[_program_at(words) + 1 if _program_at(words) else 0 :]:
+        if word in _BEHIND:
+            return
+        yield word
+
+
+def _pairs(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """Options and the words behind them; words before the first option stand behind ""."""
+    name, own = "", list[str]()
+    for word in words:
+        if not _is_option(word):
+            own.append(word)
+            continue
+        yield name, own
+        name, equals, value = word.partition("=")
+        own = [value] if equals else []
+    yield name, own
