@@ -31,13 +31,13 @@ class Reader:
         parse: gives the options of a text with their values, and whether it names options of the user's own: those
             that the table does not know are then said instead of refused, unless they look like a slip.
         take: makes a job of them; the model's sizes are None where no model is given.
-        passes: prefixes of options that the framework itself passes over where it does not know them.
+        passes: why an option that the table does not know is said instead of refused; "" where it is refused.
     """
 
     key: str
     parse: Callable[[str], tuple[Mapping[str, Value], bool]]
     take: Callable[[Settings, ModelSizes | None, Beside], FrameworkJob]
-    passes: Callable[[str], bool] = lambda _: False
+    passes: Callable[[str], str] = lambda _: ""
 
 
 def read(reader: Reader, text: str, graph: Graph | None, beside: Beside) -> FrameworkJob:

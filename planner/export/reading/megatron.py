@@ -155,6 +155,10 @@ def _cut(settings: Settings, sizes: ModelSizes | None, pipeline: int) -> dict[st
     chunks = number("--num-virtual-stages-per-pipeline-rank", 1)
     pattern = settings.word("--hybrid-layer-pattern", settings.word("--hybrid-override-pattern"))
     main, *further = pattern.split("/")
+    own = len(main.replace("|", ""))
+    if pattern and sizes and own != sizes.layers:
+        problem = f"the layer pattern has {own} layers, MODEL has {sizes.layers}"
+        raise UsageError(problem, hint="price the model of this file, or mend it")
     if "|" in main:
         return {"layout": f"E{re.sub('[^|]', 't', main)}{'m' * len(further)}L"}
     if "--pipeline-model-parallel-layout" in settings:
@@ -196,7 +200,8 @@ def _chunks(counted: int, pipeline: int, own: int) -> int:
         raise UsageError(
             f"{each} layers of a worker ({counted} over PP {pipeline}) are not divided by the {own} of "
             "--num-layers-per-virtual-pipeline-stage, and Megatron refuses that",
-            hint=f"use {' or '.join(sizes[:4])} there, or --pipeline-model-parallel-layout",
+            hint=f"use --num-layers-per-virtual-pipeline-stage {' or '.join(sizes[:4])}, or"
+            " --pipeline-model-parallel-layout",
         )
     return 1 if remainder else each // own  # where they do not come out over the workers, that is refused
 
@@ -210,9 +215,10 @@ def _notes(settings: Settings, degrees: Degrees) -> Iterator[str]:
         yield f"--optimizer {settings.word('--optimizer')}: other time and memory; no optimizer of that name"
     if settings.flag("--use-precision-aware-optimizer"):
         first, second = (settings.word(f"--exp-avg-{part}dtype") for part in ("", "sq-"))
+        priced = first if first in _MOMENTS else "fp32"
         for option, own in (("--exp-avg-dtype", first), ("--exp-avg-sq-dtype", second)):
-            if own not in _MOMENTS or own != first:
-                yield f"{option} {own}: other memory; both running means are priced alike, in fp32 or bf16"
+            if own != priced:
+                yield f"{option} {own}: other memory; both running means are priced in {priced}"
     if degrees.zero == 1 and settings.flag("--overlap-grad-reduce") and not settings.flag("--overlap-param-gather"):
         yield "--overlap-param-gather is not set: slower; weights are priced as gathered behind the next step"
     if degrees.expert > 1:
@@ -222,9 +228,9 @@ def _notes(settings: Settings, degrees: Degrees) -> Iterator[str]:
         yield from settings.default_note("--attention-dropout")
 
 
-def passes(name: str) -> bool:
-    """Whether a name is a variable without a value in the file, which is said and not refused."""
-    return name.startswith("$")
+def passes(name: str) -> str:
+    """Why a variable without a value is said and not refused; "" for other names."""
+    return "a variable that has no value in the file" if name.startswith("$") else ""
 
 
 READER = Reader("megatron", parse, take, passes)

@@ -43,6 +43,13 @@ MOST = 10**13
 """Largest whole number of an option."""
 
 
+MOST_NAMED = 20
+"""Unknown options that are named; a file with more is of something else."""
+
+LONGEST = 120
+"""Characters of a name for which a likely one is looked for."""
+
+
 class Use(StrEnum):
     """What is done with an option."""
 
@@ -237,38 +244,49 @@ def _whole(row: Option, name: str, value: Value) -> int:
     return int(text) if text.lstrip("+-").isdecimal() else int(number)
 
 
-def settle(table: Options, given: Mapping[str, Value], *, extended: bool, passes: Callable[[str], bool]) -> Settings:
+def settle(table: Options, given: Mapping[str, Value], *, extended: bool, passes: Callable[[str], str]) -> Settings:
     """Hold the options of a file against a framework's table.
 
     Args:
         table: of the framework.
         given: values by name, as the file writes them.
         extended: the file names a program or module with options of its own.
-        passes: whether the framework itself passes over an unknown option of a name.
+        passes: why an unknown option of a name is said instead of refused; "" where it is refused.
 
     Raises:
         UsageError: options are unknown, gone, out of range or have no value; `problems` names each.
     """
-    problems, strangers, values = [], [], {}
+    problems, strangers, values, unknown = list[Problem](), list[str](), dict[str, Value](), 0
     for name, value in given.items():
         row = table.find(name)
         if row is None:
-            likely = difflib.get_close_matches(name, table.by_name, n=1, cutoff=SLIP)
-            if likely or not (extended or passes(name)):
-                hint = did_you_mean(name, likely or table.by_name)
-                hint = hint if hint.startswith("did you mean") else "take it out of the file"
-                problems.append(Problem(f"{name} is no option of {table.framework}", hint=hint))
-            else:
-                text = "" if value is True else f" {shown(value)}"
-                strangers.append(f"{name}{text}: unknown, and not priced")
+            unknown += 1
+            problem, note = _unknown(table, name, value, extended=extended, why=passes(name))
+            problems += [problem] if problem and unknown <= MOST_NAMED else []
+            strangers += [note] if note and unknown <= MOST_NAMED else []
         elif row.use is Use.GONE:
             problems.append(Problem(f"{name} is refused by {table.framework}", hint=f"write {row.about}"))
         else:
             values[name if row.name.endswith("*") else row.name] = value
             problems += _ill_typed(row, name, value)
+    if unknown > MOST_NAMED:
+        message = f"{unknown} options are unknown to {table.framework}"
+        problems.append(Problem(message, hint="take them out of the file, or name its framework"))
     if problems:
         raise UsageError(problems[0].message, hint=problems[0].hint, problems=problems)
     return Settings(table, values, tuple(strangers))
+
+
+def _unknown(table: Options, name: str, value: Value, *, extended: bool, why: str) -> tuple[Problem | None, str]:
+    """What is wrong with an unknown option, or the note on one that is passed over for a reason (`why`)."""
+    likely = difflib.get_close_matches(name, table.by_name, n=1, cutoff=SLIP) if len(name) < LONGEST else []
+    why = why or ("an option of the program's own" if extended else "")
+    if why and not likely:
+        text = "" if value is True else f" {shown(value)}"
+        return None, f"{name}{text}: {why}, not priced"
+    hint = did_you_mean(name, likely or table.by_name) if len(name) < LONGEST else ""
+    hint = hint if hint.startswith("did you mean") else "take it out of the file"
+    return Problem(f"{name} is no option of {table.framework}", hint=hint), ""
 
 
 def _ill_typed(row: Option, name: str, value: Value) -> Iterator[Problem]:

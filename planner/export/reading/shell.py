@@ -50,12 +50,16 @@ class Arguments:
     unread: tuple[str, ...] = ()
 
 
+_Command = tuple[list[str], bool]
+"""The words of a command, and whether a variable is among them."""
+
+
 @dataclass(slots=True)
 class _Script:
     """What was read of a text so far: variables with their words, and the commands with theirs."""
 
     variables: dict[str, list[str]] = field(default_factory=dict)
-    commands: list[tuple[list[str], bool]] = field(default_factory=list)
+    commands: list[_Command] = field(default_factory=list)
 
 
 def read_arguments(text: str, launcher: Collection[str] = (), flags: Collection[str] = ()) -> Arguments:
@@ -75,7 +79,7 @@ def read_arguments(text: str, launcher: Collection[str] = (), flags: Collection[
             _read_line(line, script)
     except ValueError as error:
         raise UsageError(f"cannot be read as arguments: {error}", hint="one `--name value` after the other") from error
-    words = _launched(script.commands)
+    program, words = _launched(script.commands)
     if not any(map(_is_option, words)):
         words = [word for own in script.variables.values() for word in own]
     values: dict[str, Value] = {}
@@ -87,19 +91,20 @@ def read_arguments(text: str, launcher: Collection[str] = (), flags: Collection[
         if name and name not in launcher:
             values.pop(name, None)  # the last one counts, and its place
             values[name] = True if not left else left[0] if len(left) == 1 else [*left]
-    program = next((words[at] for words, _ in reversed(script.commands) if (at := _program_at(words))), "")
-    return Arguments(program.rpartition("/")[2], values, tuple(dict.fromkeys(unread)))
+    return Arguments(program, values, tuple(dict.fromkeys(unread)))
 
 
-def _launched(commands: Sequence[tuple[list[str], bool]]) -> list[str]:
-    """The words behind the program of the commands that start one; else of those that may do so by a variable.
+def _launched(commands: Sequence[_Command]) -> tuple[str, list[str]]:
+    """The program that commands start, and the words behind it; without one, those of commands that may start one.
 
-    Where several programs are started, those that train count.
+    Where several programs are started, those that train count; a command with a variable may start one.
     """
-    started = [words for words, _ in commands if _program_at(words)]
-    trained = [words for words in started if _TRAINS.search(words[_program_at(words)])]
-    maybe = [words for words, expanded in commands if expanded or _is_option(words[0])]
-    return [word for words in trained or started or maybe for word in _behind_program(words)]
+    started = [(words[at], words) for words, _ in commands if (at := _program_at(words)) is not None]
+    trained = [each for each in started if _TRAINS.search(each[0])]
+    maybe = [("", words) for words, varies in commands if varies or _is_option(words[0])]
+    chosen = trained or started or maybe
+    program = chosen[-1][0] if chosen else ""
+    return program.rpartition("/")[2], [word for _, words in chosen for word in _behind_program(words)]
 
 
 def _lines(text: str) -> Iterator[str]:
@@ -148,7 +153,7 @@ def _read_line(line: str, script: _Script) -> None:
         words = words[1:]
     expanded = [item for word in words for item in _expand(word, script.variables, split=False)]
     if expanded:
-        script.commands.append((list(expanded), expanded != words))
+        script.commands.append((expanded, any("$" in word for word in words)))
 
 
 def _expand(word: str, variables: Mapping[str, list[str]], *, split: bool) -> list[str]:
@@ -176,14 +181,17 @@ def _is_option(word: str) -> bool:
     return word.startswith("--") and len(word) > 2
 
 
-def _program_at(words: Sequence[str]) -> int:
-    """Place of the program's file; 0 where there is none."""
-    return next((at for at, word in enumerate(words) if word.endswith(".py")), 0)
+def _program_at(words: Sequence[str]) -> int | None:
+    """Place of the program's file, or else of its module (`-m`); None where there is neither."""
+    files = (at for at, word in enumerate(words) if word.endswith(".py"))
+    modules = (at + 1 for at, word in enumerate(words[:-1]) if word in ("-m", "--module"))
+    return next(files, next(modules, None))
 
 
 def _behind_program(words: Sequence[str]) -> Iterator[str]:
     """The words of a command behind its program, up to what ends the command."""
-    for word in words[_program_at(words) + 1 if _program_at(words) else 0 :]:
+    at = _program_at(words)
+    for word in words if at is None else words[at + 1 :]:
         if word in _BEHIND:
             return
         yield word

@@ -81,9 +81,7 @@ def take(settings: Settings, sizes: ModelSizes | None, beside: Beside) -> Framew
     zero = 1 if piped else 2 if settings.word("parallelism.fsdp_reshard_after_forward") == "never" else 3
     local, micro = number("training.local_batch_size"), number("parallelism.pipeline_parallel_microbatch_size")
     if piped and local % micro and "micro_batch" not in beside:
-        problem = (
-            f"micro-batches of {micro} do not divide training.local_batch_size {local}, which torchtitan refuses"
-        )
+        problem = f"micro-batches of {micro} do not divide training.local_batch_size {local}, which torchtitan refuses"
         raise UsageError(problem, hint="change parallelism.pipeline_parallel_microbatch_size, or use --micro-batch")
     schedule = _schedule_of(settings) if piped and "schedule" not in beside else ""
     chunks, layout = _cut(settings, sizes, pipeline) if piped and not _CUTS & beside.keys() else (1, "")
