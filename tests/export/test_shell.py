@@ -56,6 +56,11 @@ def test_a_script_with_arrays_launcher_and_other_commands() -> None:
         ("X=1 Y=2 run.py --a 1 && rm -r --force z", {"--a": "1"}),
         ("run.py --a 'it is # no comment' # but this --b 3", {"--a": "it is # no comment"}),
         ("A=(--a 1)\nB=(\"${A[@]}\" --b 2)\nrun.py ${B[@]}", {"--a": "1", "--b": "2"}),
+        ("N=4\nM=$((N * 8))\nrun.py --a $M --b $((2*$N-1)) --c $((X*2)) --d $((7/2%2))", {
+            "--a": "32", "--b": "7", "--c": "$((X*2))", "--d": "1",
+        }),
+        ('ARGS=(\n"--a 1"\n"--b 2"\n)\nrun.py "${ARGS[@]}"', {"--a": "1", "--b": "2"}),
+        ("ARGS='--a 1 --flag'\nPP=16\nEMPTY=", {"--a": "1", "--flag": True}),
         ("", {}),
         ("run.py", {}),
     ],

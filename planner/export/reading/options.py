@@ -37,11 +37,14 @@ AUTO = "auto"
 """The value by which files leave a number to the program."""
 
 SLIP = 0.84
-"""Likeness (`difflib`) from which an unknown name is a slip of a known one, also among options of the user's own."""
+"""Likeness (`difflib`) from which an unknown name is a slip of a known one."""
 
 MOST = 10**13
 """Largest whole number of an option."""
 
+
+MOST_EDITS = 2
+"""Characters in which a slip differs, among options of the user's own."""
 
 MOST_NAMED = 20
 """Unknown options that are named; a file with more is of something else."""
@@ -259,11 +262,13 @@ def settle(table: Options, given: Mapping[str, Value], *, extended: bool, passes
     problems, strangers, values, unknown = list[Problem](), list[str](), dict[str, Value](), 0
     for name, value in given.items():
         row = table.find(name)
-        if row is None:
-            unknown += 1
+        if row is None and unknown < MOST_NAMED:
             problem, note = _unknown(table, name, value, extended=extended, why=passes(name))
-            problems += [problem] if problem and unknown <= MOST_NAMED else []
-            strangers += [note] if note and unknown <= MOST_NAMED else []
+            problems += [problem] if problem else []
+            strangers += [note] if note else []
+            unknown += problem is not None
+        elif row is None:
+            unknown += 1
         elif row.use is Use.GONE:
             problems.append(Problem(f"{name} is refused by {table.framework}", hint=f"write {row.about}"))
         else:
@@ -280,6 +285,8 @@ def settle(table: Options, given: Mapping[str, Value], *, extended: bool, passes
 def _unknown(table: Options, name: str, value: Value, *, extended: bool, why: str) -> tuple[Problem | None, str]:
     """What is wrong with an unknown option, or the note on one that is passed over for a reason (`why`)."""
     likely = difflib.get_close_matches(name, table.by_name, n=1, cutoff=SLIP) if len(name) < LONGEST else []
+    if extended and likely and _edits(name, likely[0]) > MOST_EDITS:  # such programs have names like Megatron's
+        likely = []
     why = why or ("an option of the program's own" if extended else "")
     if why and not likely:
         text = "" if value is True else f" {shown(value)}"
@@ -287,6 +294,12 @@ def _unknown(table: Options, name: str, value: Value, *, extended: bool, why: st
     hint = did_you_mean(name, likely or table.by_name) if len(name) < LONGEST else ""
     hint = hint if hint.startswith("did you mean") else "take it out of the file"
     return Problem(f"{name} is no option of {table.framework}", hint=hint), ""
+
+
+def _edits(one: str, other: str) -> int:
+    """Characters in which two names differ."""
+    steps = difflib.SequenceMatcher(None, one, other, autojunk=False).get_opcodes()
+    return sum(max(b - a, d - c) for kind, a, b, c, d in steps if kind != "equal")
 
 
 def _ill_typed(row: Option, name: str, value: Value) -> Iterator[Problem]:

@@ -17,6 +17,9 @@ from planner.export.reading.options import Value
 _VARIABLE = re.compile(r"\$(?:(\w+|[@*])|\{(\w+)(?:\[[@*]\]|:?[-?=]([^}]*))?\})")
 """`$NAME`, `$@`, `${NAME}`, `${NAME:-default}`, `${NAME:?}` or `${NAME[@]}`."""
 
+_SUM = re.compile(r"\$\(\(([^()]*)\)\)")
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_PLAIN = re.compile(r"\d{1,9}([-+*/%]\d{1,9}){0,9}")
 _ASSIGNMENT = re.compile(r"(\w+)(\+?)=(.*)", re.DOTALL)
 _BEHIND = frozenset({"|", "||", "&&", ";", "&", ">", ">>", "<", "2>&1", "2>", "&>", "done", "fi"})
 """Words that end a command."""
@@ -79,12 +82,12 @@ def read_arguments(text: str, launcher: Collection[str] = (), flags: Collection[
             _read_line(line, script)
     except ValueError as error:
         raise UsageError(f"cannot be read as arguments: {error}", hint="one `--name value` after the other") from error
-    program, words = _launched(script.commands)
-    if not any(map(_is_option, words)):
-        words = [word for own in script.variables.values() for word in own]
+    program, runs = _launched(script.commands)
+    if not any(_is_option(word) for words in runs for word in words):
+        runs = [words for words in script.variables.values() if words and _is_option(words[0])]
     values: dict[str, Value] = {}
     unread: list[str] = []
-    for name, own in _pairs(words):
+    for name, own in (pair for words in runs for pair in _pairs(words)):
         blank = [word for word in own if _VARIABLE.fullmatch(word)] if name in flags or len(own) > 1 else []
         unread += [word for word in blank if word not in _POSITIONAL]
         left = [word for word in own if word not in blank and word not in _POSITIONAL]
@@ -94,8 +97,8 @@ def read_arguments(text: str, launcher: Collection[str] = (), flags: Collection[
     return Arguments(program, values, tuple(dict.fromkeys(unread)))
 
 
-def _launched(commands: Sequence[_Command]) -> tuple[str, list[str]]:
-    """The program that commands start, and the words behind it; without one, those of commands that may start one.
+def _launched(commands: Sequence[_Command]) -> tuple[str, list[list[str]]]:
+    """The program that commands start, and the words behind it in each; without one, those of commands that may do so.
 
     Where several programs are started, those that train count; a command with a variable may start one.
     """
@@ -104,7 +107,7 @@ def _launched(commands: Sequence[_Command]) -> tuple[str, list[str]]:
     maybe = [("", words) for words, varies in commands if varies or _is_option(words[0])]
     chosen = trained or started or maybe
     program = chosen[-1][0] if chosen else ""
-    return program.rpartition("/")[2], [word for _, words in chosen for word in _behind_program(words)]
+    return program.rpartition("/")[2], [list(_behind_program(words)) for _, words in chosen]
 
 
 def _lines(text: str) -> Iterator[str]:
@@ -136,7 +139,7 @@ def _read_line(line: str, script: _Script) -> None:
     Raises:
         ValueError: quotes are not closed.
     """
-    words = shlex.split(line, comments=True)
+    words = shlex.split(_SUM.sub(lambda match: match[0].replace(" ", ""), line), comments=True)
     while words and words[0] in _BEFORE:
         words = words[1:]
     if not words:
@@ -157,7 +160,7 @@ def _read_line(line: str, script: _Script) -> None:
 
 
 def _expand(word: str, variables: Mapping[str, list[str]], *, split: bool) -> list[str]:
-    """The words that a word stands for; one of a command in quotes is split, too.
+    """The words that a word stands for; a command or an option with its value in quotes is split, too.
 
     Raises:
         ValueError: they are longer than any command can be, or quotes are not closed.
@@ -169,12 +172,30 @@ def _expand(word: str, variables: Mapping[str, list[str]], *, split: bool) -> li
             shlex.join(known) if known is not None and len(known) > 1 else known[0] if known else match[3] or match[0]
         )
 
-    replaced = _VARIABLE.sub(value, word)
+    replaced = _SUM.sub(lambda match: _sum_of(match, variables), _VARIABLE.sub(value, word))
     if len(replaced) > _LONGEST:
         raise ValueError(f"a word of {len(replaced):,} characters")
-    if split or replaced != word or (" " in word and ".py" in word):
+    several = " " in word and (".py" in word or (_is_option(word) and "=" not in word.partition(" ")[0]))
+    if split or several or replaced != word:
         return shlex.split(replaced)
     return [replaced]
+
+
+def _sum_of(match: re.Match[str], variables: Mapping[str, list[str]]) -> str:
+    """The value of `$((..))` of whole numbers and variables; the text itself where it has something else."""
+    named = _NAME.sub(lambda name: next(iter(variables.get(name[0], [])), name[0]), match[1])
+    if not _PLAIN.fullmatch(named):
+        return match[0]
+    found = 0
+    for sign, term in re.findall(r"([+-]?)([^+-]+)", named):
+        value = 0
+        for operator, factor in re.findall(r"([*/%]?)(\d+)", term):
+            own = int(factor)
+            if operator in ("/", "%") and not own:
+                return match[0]
+            value = {"": own, "*": value * own, "/": value // max(own, 1), "%": value % max(own, 1)}[operator]
+        found += -value if sign == "-" else value
+    return str(found)
 
 
 def _is_option(word: str) -> bool:
