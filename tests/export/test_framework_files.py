@@ -187,6 +187,19 @@ def test_without_sequence_parallelism_norms_and_residuals_are_whole_on_each_rank
     assert whole - cut == pytest.approx(inputs, rel=0.1)
 
 
+def test_masks_of_dropout_are_said_with_their_bytes(folder: Path) -> None:
+    text = "--bf16 --micro-batch-size 4 --seq-length 256 --hidden-size 512"
+    # 2 masks of 1 byte in 8 layers, of 4 x 256 tokens of width 512: 8 MiB
+    notes = export.read_job(text, "megatron", graph=small(folder)).ignored
+    assert any(line.startswith("--hidden-dropout 0.1 (the default): more memory") for line in notes)
+    assert any("about 8 MiB on a rank" in line for line in notes)
+    assert export.read_job(f"{text} --hidden-dropout 0 --attention-dropout 0.0", "megatron").ignored == ()
+    shared = export.read_job(
+        f"{text} --tensor-model-parallel-size 4 --sequence-parallel", "megatron", graph=small(folder)
+    )
+    assert any("about 2 MiB on a rank" in line for line in shared.ignored)
+
+
 def test_experts_beside_tensor_parallel_ranks_want_sequence_parallelism() -> None:
     text = "--bf16 --tensor-model-parallel-size 2 --expert-model-parallel-size 2"
     with pytest.raises(planner.UsageError, match="without --sequence-parallel, which Megatron refuses"):
@@ -249,6 +262,19 @@ def test_batches_that_a_file_leaves_to_the_ranks() -> None:
     ranks = "[parallelism]\ndata_parallel_shard_degree = 16"
     with pytest.raises(planner.UsageError, match="over 16 ranks, and there are 8 devices"):
         export.read_job(ranks, "torchtitan").on(8)
+
+
+def test_every_second_layer_is_recomputed_as_half_of_each_stage(folder: Path) -> None:
+    """torchtitan's default: selective, of every second layer."""
+    read = export.read_job(TITAN, "torchtitan", graph=small(folder)).degrees
+    assert (read.recompute, read.recompute_layers) == (True, 1)  # 8 layers in 4 stages, of 2 one
+    third = '[activation_checkpoint]\nselective_ac_option = "3"'
+    read = export.read_job(third, "torchtitan", graph=small(folder)).degrees
+    assert (read.recompute, read.recompute_layers) == (True, 3)  # 8 / 3
+    none = export.read_job('[activation_checkpoint]\nmode = "none"', "torchtitan", graph=small(folder)).degrees
+    assert (none.recompute, none.recompute_layers) == (False, 0)
+    with pytest.raises(planner.UsageError, match="selective_ac_option is 'sometimes'"):
+        export.read_job('[activation_checkpoint]\nselective_ac_option = "sometimes"', "torchtitan")
 
 
 def test_groups_of_mics_share_the_state() -> None:

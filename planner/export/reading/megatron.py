@@ -15,6 +15,7 @@ from planner.export.reading.shell import read_arguments
 from planner.export.reading.splits import layout_of, megatron_layers
 from planner.space.named import Degrees
 from planner.systems.backends import BACKENDS
+from planner.units import format_bytes
 
 OWN_PROGRAMS = frozenset(
     {"", "pretrain_gpt.py", "pretrain_hybrid.py", "pretrain_mamba.py", "pretrain_bert.py", "pretrain_t5.py"}
@@ -108,7 +109,7 @@ def take(settings: Settings, sizes: ModelSizes | None, beside: Beside) -> Framew
         precision,
         optimizer.replace(":moments=fp32", ""),
         None if settings.flag("--overlap-grad-reduce") else 0.0,
-        (*left, *unknown, *_notes(settings, degrees)),
+        (*left, *unknown, *_notes(settings, degrees), *_dropout(settings, degrees, sizes)),
         number("--seq-length", 0),
         between=("sequence" if sequence else "replicated") if tensor > 1 else "",
         instances=number("--num-distributed-optimizer-instances"),
@@ -223,8 +224,25 @@ def _notes(settings: Settings, degrees: Degrees) -> Iterator[str]:
         yield "--overlap-param-gather is not set: slower; weights are priced as gathered behind the next step"
     if degrees.expert > 1:
         yield from settings.default_note("--moe-token-dispatcher-type")
-    if "--hidden-size" in settings:  # a whole launch, whose model takes the defaults of what it does not say
-        yield from settings.default_note("--hidden-dropout")
+
+
+def _dropout(settings: Settings, degrees: Degrees, sizes: ModelSizes | None) -> Iterator[str]:
+    """What dropout takes that MODEL does not have, with the bytes of its masks.
+
+    Defaults count in a whole launch (with `--hidden-size`), whose model takes them for what it does not say.
+    """
+    whole = "--hidden-size" in settings
+    name = "--hidden-dropout"
+    value = settings.word(name)
+    if (name in settings or whole) and float(value):
+        default = "" if name in settings else " (the default)"
+        samples, steps = degrees.micro_batch, settings.number("--seq-length", 0)
+        shared = degrees.context * (degrees.tensor if settings.flag("--sequence-parallel") else 1)
+        layers, width = (sizes.layers, max(sizes.hidden, default=0)) if sizes else (0, 0)
+        masks = 2 * layers * samples * steps * width / shared  # of 1 byte; as many layers are in flight as MODEL has
+        held = f", about {format_bytes(masks)} on a rank of the first stage" if masks and not degrees.recompute else ""
+        yield f"{name} {value}{default}: more memory, slower; MODEL has no dropout, whose masks are kept{held}"
+    if whole:
         yield from settings.default_note("--attention-dropout")
 
 

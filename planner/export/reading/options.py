@@ -158,6 +158,14 @@ def shown(value: Value) -> str:
     return " ".join(map(shown, value)) if isinstance(value, list) else str(value)
 
 
+def _is_number(text: str) -> bool:
+    """Whether a text is a finite number."""
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
 def _equal(text: str, known: str) -> bool:
     """Whether two texts are the same word, without regard to case, or the same number."""
     if text.lower() == known.lower():
@@ -309,6 +317,8 @@ def _ill_typed(row: Option, name: str, value: Value) -> Iterator[Problem]:
     try:
         if row.kind in _LEAST:
             _whole(row, name, value)
+        elif row.kind is Kind.FLOAT and not _is_number(shown(value)):
+            yield Problem(f"{name} is {value!r}, no number", hint="write the number itself")
         elif row.kind is Kind.FLAG and not isinstance(value, bool) and shown(value).lower() not in ("true", "false"):
             yield Problem(f"{name} is {value!r}", hint="it is a flag, on or off")
         elif row.kind is Kind.WORD and shown(value) == "":

@@ -85,6 +85,8 @@ def take(settings: Settings, sizes: ModelSizes | None, beside: Beside) -> Framew
         raise UsageError(problem, hint="change parallelism.pipeline_parallel_microbatch_size, or use --micro-batch")
     schedule = _schedule_of(settings) if piped and "schedule" not in beside else ""
     chunks, layout = _cut(settings, sizes, pipeline) if piped and not _CUTS & beside.keys() else (1, "")
+    stages = layout.count("|") + 1 if layout else pipeline * chunks
+    recomputed = _recomputed_layers(settings, (sizes.layers if sizes else 0) / stages)
     degrees = Degrees(
         tensor=tensor,
         pipeline=pipeline,
@@ -95,7 +97,8 @@ def take(settings: Settings, sizes: ModelSizes | None, beside: Beside) -> Framew
         schedule=schedule,
         zero=zero if sharded else 0,
         shard_over=shards if sharded and groups > 1 else 0,
-        recompute=settings.word("activation_checkpoint.mode") == "full",
+        recompute=settings.word("activation_checkpoint.mode") == "full" or recomputed > 0,
+        recompute_layers=recomputed,
         layout=layout,
     )
     types = tuple(settings.word(f"training.mixed_precision_{what}") for what in ("param", "reduce"))
@@ -109,7 +112,7 @@ def take(settings: Settings, sizes: ModelSizes | None, beside: Beside) -> Framew
         batch if batch > 0 else None,
         next((name for name, kinds in TYPES.items() if kinds == types), ""),
         OPTIMIZERS.get(settings.word("optimizer.name").lower(), ""),
-        ignored=(*_notes(settings, types, piped=piped, sharded=sharded), *flavor_notes(settings)),
+        ignored=(*_notes(settings, types, recomputed, piped=piped, sharded=sharded), *flavor_notes(settings)),
         sequence=number("training.seq_len") if "training.seq_len" in settings else 0,
         between="sequence" if tensor > 1 else "",
         accumulated=0 if batch > 0 else max(1, local // micro) if piped else 1,
@@ -119,7 +122,26 @@ def take(settings: Settings, sizes: ModelSizes | None, beside: Beside) -> Framew
     )
 
 
-def _notes(settings: Settings, types: Sequence[str], *, piped: bool, sharded: bool) -> Iterator[str]:
+def _recomputed_layers(settings: Settings, layers: float) -> int:
+    """Layers of a stage that are recomputed where every n-th one is; 0 for none, or where all or no layers are.
+
+    Args:
+        settings: of the file.
+        layers: of a stage, on average; 0 where that is not known.
+
+    Raises:
+        UsageError: the option is neither a number nor `op`.
+    """
+    every = settings.word("activation_checkpoint.selective_ac_option")
+    if settings.word("activation_checkpoint.mode") != "selective" or every == "op":
+        return 0
+    if not every.isdecimal():
+        problem = f"activation_checkpoint.selective_ac_option is {every!r}"
+        raise UsageError(problem, hint="write a whole number in quotes, or op")
+    return round(layers / max(1, int(every)))
+
+
+def _notes(settings: Settings, types: Sequence[str], recomputed: int, *, piped: bool, sharded: bool) -> Iterator[str]:
     """What is known and not modelled of keys that are read."""
     if tuple(types) not in TYPES.values():
         yield f"training.mixed_precision of {' and '.join(types)}: other time and memory; no precision has them"
@@ -128,8 +150,11 @@ def _notes(settings: Settings, types: Sequence[str], *, piped: bool, sharded: bo
     mode = settings.word("activation_checkpoint.mode")
     if mode == "selective":
         every = settings.word("activation_checkpoint.selective_ac_option")
-        what = "the products' operators alone are kept" if every == "op" else f"every {every}. layer is recomputed"
-        yield f"activation_checkpoint.mode selective: less memory, slower; {what}, nothing here (--recompute-layers)"
+        what = "products alone are kept" if every == "op" else f"every {every}. layer is recomputed"
+        if recomputed:
+            yield f"activation_checkpoint.mode selective: about as fast; {what}, here the first {recomputed} of a stage"
+        else:
+            yield f"activation_checkpoint.mode selective: less memory, slower; {what}, none here (--recompute-layers)"
     elif mode not in ("full", "none"):
         yield f"activation_checkpoint.mode {mode}: less memory, slower; nothing is computed again here"
     if settings.word("parallelism.fsdp_reshard_after_forward") == "always" and piped and sharded:
