@@ -139,7 +139,7 @@ def _notes(settings: Settings, unknown_optimizer: str) -> Iterator[str]:
     interval = settings.number("pipeline.activation_checkpoint_interval")
     if interval > 1:
         yield f"pipeline.activation_checkpoint_interval {interval}: less memory, slower; nothing is recomputed here"
-    if settings.word("pipeline.stages") != "auto" and "pipeline.stages" in settings:
+    if "pipeline.stages" in settings:
         yield f"pipeline.stages {settings.word('pipeline.stages')}: other stages; say them with --pp"
     if settings.number("expert_parallel.expert_tensor_parallel_size") > 1:
         yield "expert_parallel.expert_tensor_parallel_size: other time and memory; experts are priced whole on a rank"
