@@ -261,6 +261,20 @@ def test_sizes_of_the_model_itself_are_taken() -> None:
         export.read_job(experts.replace("topk 2", "topk 4"), "megatron", graph=graph("mixtral-8x7b"))
 
 
+def test_sizes_without_effect_are_not_compared() -> None:
+    """As in Megatron-LM's own scripts of Qwen3 (all layers are mixtures) and DeepSeek (latent attention)."""
+    experts = "--num-experts 8 --moe-ffn-hidden-size 14336 --ffn-hidden-size 5000"
+    export.read_job(experts, "megatron", graph=graph("mixtral-8x7b"))
+    for dense in (
+        f"{experts} --moe-layer-freq ([0]*1+[1]*31)",
+        f"{experts} --moe-layer-freq 2",
+        "--ffn-hidden-size 5000",
+    ):
+        with pytest.raises(planner.UsageError, match="--ffn-hidden-size is 5000, MODEL has no matrix"):
+            export.read_job(dense, "megatron", graph=graph("mixtral-8x7b"))
+    export.read_job("--kv-channels 128 --multi-latent-attention", "megatron", graph=graph("gpt2"))
+
+
 def test_a_flavor_beside_another_model_is_refused() -> None:
     flavor = '[model]\nname = "llama3"\nflavor = "{}"'
     with pytest.raises(planner.UsageError, match="llama3 70B has 80 layers, MODEL has 16 layers"):

@@ -8,7 +8,7 @@ devices (`job.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from planner.errors import Problem, UsageError
@@ -32,12 +32,14 @@ class Reader:
             that the table does not know are then said instead of refused, unless they look like a slip.
         take: makes a job of them; the model's sizes are None where no model is given.
         passes: why an option that the table does not know is said instead of refused; "" where it is refused.
+        moot: sizes of a file that its other options leave without effect, and that are therefore not compared.
     """
 
     key: str
     parse: Callable[[str], tuple[Mapping[str, Value], bool]]
     take: Callable[[Settings, ModelSizes | None, Beside], FrameworkJob]
     passes: Callable[[str], str] = lambda _: ""
+    moot: Callable[[Settings], Collection[str]] = lambda _: ()
 
 
 def read(reader: Reader, text: str, graph: Graph | None, beside: Beside) -> FrameworkJob:
@@ -57,7 +59,7 @@ def read(reader: Reader, text: str, graph: Graph | None, beside: Beside) -> Fram
     table = options_of(reader.key)
     settings = settle(table, given, extended=extended, passes=reader.passes)
     sizes = None if graph is None else sizes_of(graph)
-    problems = contradictions(settings, sizes) if sizes else []
+    problems = contradictions(settings, sizes, reader.moot(settings)) if sizes else []
     if problems:
         raise UsageError(problems[0].message, hint=problems[0].hint, problems=problems)
     job = reader.take(settings, sizes, beside)

@@ -251,4 +251,16 @@ def passes(name: str) -> str:
     return "a variable that has no value in the file" if name.startswith("$") else ""
 
 
-READER = Reader("megatron", parse, take, passes)
+def moot(settings: Settings) -> frozenset[str]:
+    """Sizes without effect: the width of heads of latent attention, which has widths of its own, and that of dense
+    layers where all layers are mixtures with a width of their own.
+    """
+    names = {"--kv-channels"} if settings.flag("--multi-latent-attention") else set[str]()
+    frequency = settings.word("--moe-layer-freq")
+    dense = "0" in frequency if not frequency.isdecimal() else int(frequency) != 1
+    if "--num-experts" in settings and "--moe-ffn-hidden-size" in settings and not dense:
+        names.add("--ffn-hidden-size")
+    return frozenset(names)
+
+
+READER = Reader("megatron", parse, take, passes, moot)

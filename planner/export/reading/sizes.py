@@ -110,10 +110,10 @@ WORDS: Mapping[str, str] = {
 """Words for the facts of `ModelSizes`."""
 
 
-def contradictions(settings: Settings, sizes: ModelSizes) -> list[Problem]:
-    """Options of a file that say other sizes than the model has, one problem each."""
+def contradictions(settings: Settings, sizes: ModelSizes, moot: Collection[str]) -> list[Problem]:
+    """Options of a file that say other sizes than the model has, one problem each; those of `moot` are left out."""
     found = []
-    for name in settings.values:
+    for name in (name for name in settings.values if name not in moot):
         row = settings.table.by_name.get(name)
         if row is None or row.use is not Use.SIZE or name not in settings or row.about not in WORDS:
             continue
