@@ -79,5 +79,5 @@ def test_options_of_the_launcher_are_none_of_the_programs() -> None:
 
 def test_variables_that_hold_each_other_do_not_grow_without_end() -> None:
     doubled = "A='--a 1234567890'\n" + 'A="$A $A"\n' * 40 + "run.py $A"
-    with pytest.raises(planner.UsageError, match="cannot be read as arguments"):
+    with pytest.raises(planner.UsageError, match="once its variables are filled in"):
         export.read_job(doubled, "megatron")

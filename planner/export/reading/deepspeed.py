@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 
 from planner.errors import UsageError
 from planner.export.reading import Beside, FrameworkJob, ModelSizes, Reader, Settings, options_of
 from planner.export.reading.options import Value, flat
+from planner.foreign_files import Door
 from planner.space.named import Degrees
 from planner.units import format_bytes
 
@@ -38,14 +38,9 @@ def parse(text: str) -> tuple[Mapping[str, Value], bool]:
     """The keys of a JSON file; none of them are the user's own.
 
     Raises:
-        UsageError: the text is no JSON object.
+        UsageError: the text is no JSON object that can be read.
     """
-    try:
-        document = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UsageError(f"cannot be read as JSON: {error}", hint="give DeepSpeed's ds_config.json") from error
-    if not isinstance(document, dict):
-        raise UsageError("is no JSON object", hint="give DeepSpeed's ds_config.json")
+    document = Door("", UsageError, "give DeepSpeed's ds_config.json").json_object(text)
     return dict(flat(document, options_of("deepspeed"))), False
 
 

@@ -7,12 +7,13 @@ Variables are replaced by their values in the text, arrays by their items. Of a 
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from planner.errors import UsageError
+from planner.escaping import shell
 from planner.export.reading.options import Value
+from planner.foreign_files import Door
 
 _VARIABLE = re.compile(r"\$(?:(\w+|[@*])|\{(\w+)(?:\[[@*]\]|:?[-?=]([^}]*))?\})")
 """`$NAME`, `$@`, `${NAME}`, `${NAME:-default}`, `${NAME:?}` or `${NAME[@]}`."""
@@ -34,7 +35,9 @@ _BEFORE = frozenset({"export", "local", "declare", "readonly", "-a", "-x"})
 """Words that stand before an assignment."""
 
 
-_LONGEST = 1_000_000
+_DOOR = Door("", UsageError, "write one `--name value` after the other")
+
+_LONGEST = 1 << 16
 """Characters of a word with all variables replaced."""
 
 
@@ -77,11 +80,8 @@ def read_arguments(text: str, launcher: Collection[str] = (), flags: Collection[
         UsageError: quotes are not closed.
     """
     script = _Script()
-    try:
-        for line in _lines(text):
-            _read_line(line, script)
-    except ValueError as error:
-        raise UsageError(f"cannot be read as arguments: {error}", hint="one `--name value` after the other") from error
+    for line in _lines(text):
+        _read_line(line, script)
     program, runs = _launched(script.commands)
     if not any(_is_option(word) for words in runs for word in words):
         runs = [words for words in script.variables.values() if words and _is_option(words[0])]
@@ -137,9 +137,9 @@ def _read_line(line: str, script: _Script) -> None:
     """Read a line: an assignment, or a command.
 
     Raises:
-        ValueError: quotes are not closed.
+        UsageError: quotes are not closed.
     """
-    words = shlex.split(_SUM.sub(lambda match: match[0].replace(" ", ""), line), comments=True)
+    words = _DOOR.words(_SUM.sub(lambda match: match[0].replace(" ", ""), line))
     while words and words[0] in _BEFORE:
         words = words[1:]
     if not words:
@@ -163,21 +163,19 @@ def _expand(word: str, variables: Mapping[str, list[str]], *, split: bool) -> li
     """The words that a word stands for; a command or an option with its value in quotes is split, too.
 
     Raises:
-        ValueError: they are longer than any command can be, or quotes are not closed.
+        UsageError: they are longer than any command can be, or quotes are not closed.
     """
 
     def value(match: re.Match[str]) -> str:
         known = variables.get(match[1] or match[2])
-        return (
-            shlex.join(known) if known is not None and len(known) > 1 else known[0] if known else match[3] or match[0]
-        )
+        return shell(*known) if known is not None and len(known) > 1 else known[0] if known else match[3] or match[0]
 
     replaced = _SUM.sub(lambda match: _sum_of(match, variables), _VARIABLE.sub(value, word))
     if len(replaced) > _LONGEST:
-        raise ValueError(f"a word of {len(replaced):,} characters")
+        _DOOR.refuse(f"a word of {len(replaced):,} characters once its variables are filled in")
     several = " " in word and (".py" in word or (_is_option(word) and "=" not in word.partition(" ")[0]))
     if split or several or replaced != word:
-        return shlex.split(replaced)
+        return _DOOR.words(replaced, comments=False)
     return [replaced]
 
 

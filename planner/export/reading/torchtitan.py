@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 
 from planner.errors import UsageError
@@ -12,6 +11,7 @@ from planner.export.reading import Beside, FrameworkJob, ModelSizes, Reader, Set
 from planner.export.reading.options import Value, flat
 from planner.export.reading.sizes import flavor_notes
 from planner.export.reading.splits import layout_of, titan_layers
+from planner.foreign_files import Door
 from planner.registry import did_you_mean
 from planner.space.named import Degrees
 
@@ -44,12 +44,9 @@ def parse(text: str) -> tuple[Mapping[str, Value], bool]:
     """The keys of a TOML file, and whether it names a module with keys of the user's own.
 
     Raises:
-        UsageError: the text is no TOML.
+        UsageError: the text is no TOML that can be read.
     """
-    try:
-        tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"cannot be read as TOML: {error}", hint="give torchtitan's config.toml") from error
+    tables = Door("", UsageError, "give torchtitan's config.toml").toml(text)
     given = dict(flat(tables, options_of("torchtitan")))
     return given, any(given.get(name) for name in _OWN)
 
