@@ -384,3 +384,52 @@ def test_sizes_of_bundled_models_are_told() -> None:
     assert (found.hidden, found.heads, found.groups, found.head) == ({2048}, {32}, {8}, {64})
     assert {8192, 512} <= found.inner
     assert 128256 in found.vocabulary
+
+
+TIGHT = "[training]\nlocal_batch_size = 3\nglobal_batch_size = 24\n[parallelism]\npipeline_parallel_degree = 2\n"
+CONTRARY = {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 8}
+FOLLOWED = [
+    (
+        "deepspeed", '{"gradient_accumulation_steps": 2}', "give -b and --micro-batch", "",
+        ("-b", 64, "--micro-batch", 2),
+    ),
+    ("deepspeed", '{"gradient_accumulation_steps": 2}', "add one of them", '{"train_batch_size": 64}', ()),
+    ("deepspeed", '{"train_batch_size": 12}', "give --micro-batch and -b", "", ("-b", 16, "--micro-batch", 2)),
+    ("deepspeed", json.dumps(CONTRARY), "give -b and --micro-batch", "", ("-b", 128, "--micro-batch", 2)),
+    (
+        "deepspeed", json.dumps(CONTRARY), "take one of the three out",
+        '{"train_batch_size": 64, "gradient_accumulation_steps": 8}', (),
+    ),
+    ("torchtitan", "[parallelism]\ndata_parallel_shard_degree = 4", "use --devices 4", "", ("--devices", 4)),
+    (
+        "torchtitan", TIGHT + "pipeline_parallel_microbatch_size = 2", "use --micro-batch", "", ("--micro-batch", 3),
+    ),
+    (
+        "torchtitan", TIGHT + "pipeline_parallel_microbatch_size = 2",
+        "change parallelism.pipeline_parallel_microbatch_size", TIGHT + "pipeline_parallel_microbatch_size = 3", (),
+    ),
+    (
+        "megatron", "--bf16 --micro-batch-size 1 --use-distributed-optimizer --num-distributed-optimizer-instances 3",
+        "use a number that does", "--bf16 --use-distributed-optimizer --num-distributed-optimizer-instances 2", (),
+    ),
+    (
+        "megatron", f"{MEGATRON} 2 --num-layers-per-virtual-pipeline-stage 1 --decoder-first-pipeline-num-layers 4",
+        "use --num-virtual-stages-per-pipeline-rank",
+        f"{MEGATRON} 2 --num-virtual-stages-per-pipeline-rank 2 --decoder-first-pipeline-num-layers 4", (),
+    ),
+    ("megatron", f"{MEGATRON} 5", "PP 4 or 6", f"{MEGATRON} 4", ()),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "text", "remedy", "mended", "added"), FOLLOWED, ids=lambda x: str(x)[:50])
+def test_remedies_of_files_do_not_end_in_another_refusal(
+    name: str, text: str, remedy: str, mended: str, added: tuple[object, ...], tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    (tmp_path / "file").write_text(text)
+    (tmp_path / "mended").write_text(mended or text)
+    command = ("predict", "gpt2", "-H", "dgx-h100", "--dim", "seq=128", "--from", name)
+    assert run(*command, tmp_path / "file") == 2
+    assert remedy in capsys.readouterr().err
+    assert run(*command, tmp_path / "mended", *added) == 0
+    capsys.readouterr()
