@@ -208,6 +208,7 @@ def test_what_does_not_matter_is_not_said(name: str, text: str) -> None:
         ("megatron", "--recompute-granularity selective --recompute-modules layernom", "'layernom'"),
         ("megatron", "--fp8-format e5m2", "--fp8-format is 'e5m2'"),
         ("megatron", "--hidden-dropout none", "--hidden-dropout is 'none', no number"),
+        ("megatron", "--num-layers 999999999 --pipeline-model-parallel-size 7", "--num-layers is 999999999"),
         ("megatron", "--bf16 true", "--bf16 takes no value"),
         ("megatron", "--model-parallel-size 2", "--model-parallel-size is refused by megatron"),
         ("torchtitan", "[parallelism]\ntensor_parallel_degree = 0", "parallelism.tensor_parallel_degree is 0"),

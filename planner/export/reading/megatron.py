@@ -41,6 +41,9 @@ CUTS = frozenset({"starts", "layout", "first_layers", "last_layers", "chunks"})
 FSDP_ZERO = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 """ZeRO stage of `--data-parallel-sharding-strategy`."""
 
+MOST_LAYERS = 100_000
+"""Layers up to which a cut is looked for."""
+
 _MOMENTS = frozenset({"fp32", "bf16"})
 """Types of running means that an optimizer has here."""
 
@@ -168,6 +171,8 @@ def _cut(settings: Settings, sizes: ModelSizes | None, pipeline: int) -> dict[st
     uneven = {f"{name}_layers": number(option, 0) for name, option in ends.items() if option in settings}
     embedding, loss = (settings.flag(f"--account-for-{name}-in-pipeline-split") for name in ("embedding", "loss"))
     layers = number("--num-layers", number("--encoder-num-layers", sizes.layers if sizes else 0))
+    if layers > MOST_LAYERS:
+        raise UsageError(f"--num-layers is {layers}", hint=f"give a whole number from 1 to {MOST_LAYERS:,}")
     own = number("--num-layers-per-virtual-pipeline-stage", 0)
     if own and uneven:
         problem = "--num-layers-per-virtual-pipeline-stage beside uneven ends, which Megatron refuses"

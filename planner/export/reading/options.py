@@ -39,7 +39,7 @@ AUTO = "auto"
 SLIP = 0.84
 """Likeness (`difflib`) from which an unknown name is a slip of a known one."""
 
-MOST = 10**13
+MOST = 10**12
 """Largest whole number of an option."""
 
 
