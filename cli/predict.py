@@ -130,7 +130,7 @@ def command(given: _options.Options) -> None:
                 _options.read_file(given.config), graph, name=_options.shown_name(given.config)
             )
         else:
-            framework_degrees, sequence = _framework_degrees(given) if given.framework else ({}, 0)
+            framework_degrees, sequence = _framework_degrees(given, graph, cluster) if given.framework else ({}, 0)
             configuration = dataclasses.replace(_degrees(given), **framework_degrees)
         job = _job(given, configuration)
         provenance = planner.default_provenance(given.model, given.hardware)
@@ -162,8 +162,8 @@ def _job(given: _options.Options, configuration: Any) -> Any:  # noqa: ANN401
     Raises:
         click.UsageError: the global batch is not given.
     """
-    names = ("precision", "optimizer", "overlap", "devices", "headroom", "backends")
-    fields = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
+    names = ("precision", "optimizer", "overlap", "devices", "headroom", "backends", "structure")
+    fields = {name: getattr(given, name) for name in names if getattr(given, name, None) is not None}
     batch = given.global_batch
     if isinstance(configuration, planner.Plan):
         return dataclasses.replace(
@@ -199,22 +199,35 @@ def _best_words(comparison: dict[str, Any]) -> str:
     return f"best plan: {seconds(comparison['best_s'])} an iteration; this takes {difference} ({ratio:.3f} times)"
 
 
-def _framework_degrees(given: _options.Options) -> tuple[dict[str, Any], int]:
+def _framework_degrees(given: _options.Options, graph: Any, cluster: Any) -> tuple[dict[str, Any], int]:  # noqa: ANN401
     """Degrees of a framework's configuration that no option overrides, and its sequence; the rest goes to `given`."""
     name, path = given.framework
     text = _options.read_file(path, f"name a configuration of {name}")
-    job = planner.export.read_job(text, name, _options.shown_name(path))
+    where, degrees_said = _options.shown_name(path), _degrees(given)
+    beside = {field: getattr(degrees_said, field, getattr(given, field, None)) for field in _said_beside()}
+    job = planner.export.read_job(text, name, where, graph=graph, beside=beside)
+    degrees = {field.name: getattr(job.degrees, field.name) for field in dataclasses.fields(job.degrees)}
+    kept = {key: value for key, value in degrees.items() if key not in beside}
+    job = dataclasses.replace(job, degrees=dataclasses.replace(degrees_said, **kept))
+    if given.global_batch is not None:
+        job = dataclasses.replace(job, global_batch=given.global_batch)
+    job = job.on(given.devices or cluster.device_count)
     for key in ("global_batch", "precision", "optimizer", "overlap"):
         if getattr(given, key) is None and getattr(job, key) != "":
             setattr(given, key, getattr(job, key))
-    given.backends = (name,)
+    given.backends, given.structure = (name,), job.structure
     for words in job.ignored:
-        say(f"note: ignored in {_options.shown_name(path)}: {words}", err=True)
-    again = {"recompute", "repeats", "recompute_layers"}
-    fields_of_option = {"recompute": again, "recompute_layers": again}
-    overridden = {field for name in _options.on_command_line() for field in fields_of_option.get(name, {name})}
-    degrees = {field.name: getattr(job.degrees, field.name) for field in dataclasses.fields(job.degrees)}
-    return {key: value for key, value in degrees.items() if key not in overridden}, job.sequence
+        say(f"note: ignored in {where}: {words}", err=True)
+    return {field.name: getattr(job.degrees, field.name) for field in dataclasses.fields(job.degrees)}, job.sequence
+
+
+def _said_beside() -> set[str]:
+    """What the command line says in place of a framework's file: fields of degrees and of the job."""
+    again, cuts = {"recompute", "repeats", "recompute_layers"}, {"starts", "layout", "first_layers", "last_layers"}
+    fields_of_option = {
+        "recompute": again, "recompute_layers": again, **dict.fromkeys(cuts, cuts), "chunks": {*cuts, "chunks"},
+    }  # fmt: skip
+    return {field for name in _options.on_command_line() for field in fields_of_option.get(name, {name})}
 
 
 def _degrees(given: _options.Options) -> Any:  # noqa: ANN401

@@ -180,8 +180,9 @@ def predict(
         graph: the model (`load_graph`).
         cluster: the hardware (`load_cluster`).
         job: global batch, precision (else that of its frameworks), optimizer and memory options, devices that may be
-            used, splits that are forbidden, frameworks as whose layers operators are shared (`backends`); its other
-            limits are not read. Its headroom is reported, and nothing is refused for it.
+            used, splits that are forbidden, frameworks as whose layers operators are shared (`backends`), how tensors
+            lie between layers (`structure.between_layers`); its other limits are not read. Its headroom is reported,
+            and nothing is refused for it.
         configuration: by its degrees, in full, or of a plan. A plan's shardings are taken where it is for this model;
             of a configuration without them, `sharding` must be 0.
         fewest_weights: take the fastest of the ways to share operators that leave the fewest weights on a rank
@@ -197,10 +198,11 @@ def predict(
     backends = backends_of(job) if job.backends else ()
     job = settled_for(job, backends, cluster)
     headroom, shared = job.headroom, structure_of(backends) if backends else UNRESTRICTED
+    between = job.structure.between_layers or shared.between_layers
     job = dataclasses.replace(
         _with_decided_formats(without_limits(job, cluster), configuration, cluster),
         headroom=0.0,
-        structure=Structure(axes=shared.axes, between_layers=shared.between_layers),
+        structure=Structure(axes=shared.axes, between_layers=between),
     )
     pricer = Pricer(graph, cluster, job, strict_ops=strict_ops)
     shardings = list(ways_to_share(pricer, job, configuration))

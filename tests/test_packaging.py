@@ -49,6 +49,14 @@ def test_the_programs_of_exports_are_package_data() -> None:
     assert len(listed) == 3
 
 
+def test_the_tables_of_options_are_package_data() -> None:
+    patterns = _settings()["package-data"]["planner.export.reading"]  # type: ignore[index]
+    folder = ROOT / "planner" / "export" / "reading"
+    listed = {path.name for pattern in patterns for path in folder.glob(pattern)}
+    assert listed == {path.name for path in folder.iterdir() if path.is_file() and path.suffix != ".py"}
+    assert len(listed) == 4
+
+
 def test_the_files_of_the_page_are_package_data() -> None:
     patterns = _settings()["package-data"]["planner.report"]  # type: ignore[index]
     folder = ROOT / "planner" / "report"

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 from planner.errors import PlanError, Problem, UsageError
 from planner.escaping import markdown, markdown_prose, prose_name
+from planner.export.reading import Beside, FrameworkJob, Options, Reader, options_of, read
 from planner.foreign_files import Door
 from planner.graph import Graph
 from planner.importers.onnx_graph.read import read_model
 from planner.plans import Plan
 from planner.registry import Registry
-from planner.space.named import Degrees
 from planner.systems.backends import BACKENDS, Backend
 from planner.systems.backends.needs import lacks
 from planner.units import plural
@@ -62,27 +62,10 @@ class Export:
     hosts: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class FrameworkJob:
-    """A job as read from a framework's own configuration.
-
-    Attributes:
-        degrees: how the job is divided.
-        global_batch: samples of an update; None where the file leaves it to the number of ranks.
-        precision: number formats, by our name; "" where the file does not say.
-        optimizer: by our name; "" where the file does not say.
-        overlap: 0 where the file turns off the overlap of communication with computation; None where it does not.
-        ignored: settings that would change a prediction but cannot be taken over, each with the reason.
-        sequence: tokens of a sample; 0 where the file does not say.
-    """
-
-    degrees: Degrees
-    global_batch: int | None = None
-    precision: str = ""
-    optimizer: str = ""
-    overlap: float | None = None
-    ignored: tuple[str, ...] = ()
-    sequence: int = 0
+__all__ = [
+    "Beside", "Export", "Exporter", "FrameworkJob", "Gap", "Options", "Reader", "export", "lacking", "names",
+    "options_of", "planned_for", "read_job", "readable", "register",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +79,7 @@ class Exporter:
         start: how to use the files, in one or two sentences.
         plan_for: value of `shardplan plan --for`, with further options, that makes plans within these limits; "" for
             the exporter's name.
-        read: parses the text of the framework's configuration; None where it cannot be read.
+        reader: reads the framework's configuration; None where it cannot be read.
         files_of_model: writes further files from the plan, its model and the model's ONNX; None where there are none.
     """
 
@@ -105,7 +88,7 @@ class Exporter:
     write: Callable[[Plan], Export]
     start: str
     plan_for: str = ""
-    read: Callable[[str], FrameworkJob] | None = None
+    reader: Reader | None = None
     files_of_model: Callable[[Plan, Graph, onnx.ModelProto], Mapping[str, bytes]] | None = None
 
 
@@ -125,28 +108,36 @@ def names() -> tuple[str, ...]:
 
 def readable() -> tuple[str, ...]:
     """Names of the frameworks whose configuration can be read, sorted."""
-    return tuple(name for name, exporter in EXPORTERS.items() if exporter.read)
+    return tuple(name for name, exporter in EXPORTERS.items() if exporter.reader)
 
 
-def read_job(text: str | bytes, name: str, where: str = "") -> FrameworkJob:
+def read_job(
+    text: str | bytes, name: str, where: str = "", *, graph: Graph | None = None, beside: Beside | None = None
+) -> FrameworkJob:
     """Read a job from a framework's configuration: the inverse of `export`.
 
     Args:
         text: Megatron's arguments, torchtitan's TOML or DeepSpeed's JSON.
         name: name of the framework.
         where: name of the text in errors (a file name).
+        graph: the model that it is to train, with whose sizes those of the text are compared.
+        beside: what is said beside the text and wins, by field of `Degrees`, `global_batch`, `precision`, `optimizer`.
+            The text is then read as if it left that open; the values themselves are still the caller's to set.
 
     Raises:
-        UsageError: no framework of that name can be read, or a setting that decides the division cannot be taken over.
+        UsageError: no framework of that name can be read, an option is unknown, out of range or contradicts the model,
+            or one that decides the division cannot be taken over; `problems` names every option.
     """
-    reader = EXPORTERS.get(name).read if name in readable() else None
+    reader = EXPORTERS.get(name).reader if name in readable() else None
     if reader is None:
         raise UsageError(f"configurations of {name} cannot be read", hint=f"use {' or '.join(readable())}")
     try:
-        return reader(Door("", UsageError, f"give a configuration of {name}").text(text))
+        content = Door("", UsageError, f"give a configuration of {name}").text(text)
+        return read(reader, content, graph, beside or {})
     except UsageError as error:
         place = where + error.problem.where
-        raise UsageError(error.problem.message, where=place, hint=error.problem.hint) from error
+        problems = [replace(problem, where=where + problem.where) for problem in error.problems]
+        raise UsageError(error.problem.message, where=place, hint=error.problem.hint, problems=problems) from error
 
 
 def planned_for(plan: Plan, name: str) -> str:

@@ -9,12 +9,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from planner.documents import pretty
-from planner.errors import UsageError
 from planner.escaping import markdown_code, prose_name, quoted
-from planner.export import Export, Exporter, FrameworkJob, Gap, readings, register
-from planner.foreign_files import Door
+from planner.export import Export, Exporter, Gap, readings, register
+from planner.export.reading.deepspeed import OPTIMIZERS, READER
 from planner.plans import Plan
-from planner.space.named import Degrees
 from planner.systems.backends import BACKENDS
 from planner.units import plural
 
@@ -26,8 +24,6 @@ FORMATS: dict[str, dict[str, Any]] = {
     "fp16": {"fp16": {"enabled": True}},
 }
 """Settings by precision; ZeRO-1 with float32 gradients is the BF16_Optimizer of `bf16-deepspeed`."""
-
-OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD", "lamb": "Lamb"}
 
 PIPELINE = (pkgutil.get_data(__name__, "pipeline.py.txt") or b"").decode()
 """Text of the file with the stages; DeepSpeed itself only cuts evenly, by parameters or by types of layers."""
@@ -144,39 +140,6 @@ def _write(plan: Plan) -> Export:
     )
 
 
-def read_json(text: str) -> FrameworkJob:
-    """Read a job from DeepSpeed's JSON; stages and experts are in the program, not in the JSON.
-
-    Raises:
-        UsageError: the text is no JSON object that can be read, or leaves the micro-batch open ("auto").
-    """
-    document = Door("", UsageError, "give DeepSpeed's ds_config.json").json_object(text)
-    number = readings.number
-    zero, tensor = (readings.table(document, key) for key in ("zero_optimization", "tensor_parallel"))
-    micro_batch = number(document, "train_micro_batch_size_per_gpu", 1)
-    dealt = readings.table(document, "expert_parallel")
-    degrees = Degrees(
-        tensor=number(tensor, "autotp_size", 1),
-        expert=number(dealt, "autoep_size", 1) if dealt.get("enabled") else 1,
-        micro_batch=micro_batch,
-        zero=number(zero, "stage", 0),
-    )
-    types = readings.table(document, "data_types").get("grad_accum_dtype")
-    kind = next((name for name in ("bf16", "fp16") if readings.table(document, name).get("enabled")), "fp32")
-    if kind == "bf16":
-        wide = "bf16-deepspeed" if degrees.zero == 1 else "bf16-fp32grad"
-        kind = wide if types == "fp32" else "bf16"
-    optimizer = str(readings.table(document, "optimizer").get("type", "")).lower()
-    devices = {key: readings.table(zero, key).get("device", "none") for key in ("offload_optimizer", "offload_param")}
-    ignored = [f"zero_optimization.{key}: state stays on the device" for key, to in devices.items() if to != "none"]
-    names = {title.lower(): name for name, title in OPTIMIZERS.items()}
-    if optimizer and optimizer not in names:
-        ignored.append(f"optimizer.type {optimizer}: no optimizer of that name")
-    overlap = 0.0 if zero.get("overlap_comm") is False else None
-    batch = number(document, "train_batch_size", 0)
-    return FrameworkJob(degrees, batch or None, kind, names.get(optimizer, ""), overlap, tuple(ignored))
-
-
 register(
     Exporter(
         backend=BACKENDS.get("deepspeed"),
@@ -184,6 +147,6 @@ register(
         write=_write,
         start="Give `ds_config.json` to `deepspeed.initialize`, and the model as `PlannedPipeline` where there is a "
         "`pipeline.py`; `launch.sh` starts the program in `TRAIN`.",
-        read=read_json,
+        reader=READER,
     )
 )

@@ -9,52 +9,23 @@ and loss (`core/models/hybrid/hybrid_layer_allocation.py`).
 from __future__ import annotations
 
 import itertools
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from planner.costs.precision import precision as precision_of
-from planner.errors import UsageError
 from planner.escaping import markdown_code, shell
-from planner.export import Export, Exporter, FrameworkJob, Gap, readings, register
+from planner.export import Export, Exporter, Gap, readings, register
 from planner.export.layers import hybrid_symbols, mixtures
-from planner.foreign_files import Door
-from planner.json_text import MOST_DIGITS
+from planner.export.megatron_formats import BF16_GRADIENTS, FORMATS, MOMENTUM, NARROW_WEIGHTS, WIDE_SUMS
+from planner.export.reading.megatron import READER
 from planner.plans import Plan, Requirement
 from planner.plans.readings import block_items, item_starts, layer_name, layers, predictors
-from planner.space.named import Degrees
 from planner.systems.backends import BACKENDS
 from planner.units import plural
-
-FORMATS = {
-    "fp32": (),
-    "bf16": ("--bf16",),
-    "bf16-fp32grad": ("--bf16",),
-    "fp16": ("--fp16",),
-    "fp8": ("--bf16", "--fp8-format hybrid", "--fp8-recipe delayed"),
-    "fp8-cs": ("--bf16", "--fp8-format hybrid", "--fp8-recipe tensorwise"),
-    "fp8-blockwise": ("--bf16", "--fp8-format e4m3", "--fp8-recipe blockwise"),
-    "mxfp8": ("--bf16", "--fp8-format e4m3", "--fp8-recipe mxfp8"),
-    "nvfp4": ("--bf16", "--fp4-format e2m1", "--fp4-recipe nvfp4"),
-}
-"""Arguments by precision, without those about gradients and about weights that are kept in the narrow format alone."""
-
-NARROW_WEIGHTS = {
-    "fp8": ("--fp8-param-gather",),
-    "fp8-cs": ("--fp8-param-gather",),
-    "mxfp8": ("--fp8-param-gather", "--reuse-grad-buf-for-mxfp8-param-ag"),
-}
-"""Arguments that keep no weights in bf16, of precisions that do without."""
-
-MOMENTUM = {"sgd": 0, "momentum": 0.9}
-"""`--sgd-momentum` by optimizer."""
 
 WIDE_BYTES = 4
 """Of a gradient in float32."""
 
 HYBRID_SPEC = "--spec megatron.core.models.hybrid.hybrid_layer_specs hybrid_stack_spec"
-
-BF16_GRADIENTS = "--grad-reduce-in-bf16"
-WIDE_SUMS = "--ddp-param-name-patterns-for-fp32-local-accumulation all"
 
 
 def layout(plan: Plan) -> str:
@@ -305,168 +276,6 @@ def _write(plan: Plan) -> Export:
     return Export(files, mapped, tuple(left_out), order)
 
 
-FLAGS = re.compile(r"--(bf16|fp16|fp8|fp4|reuse-grad-buf)")
-"""Arguments about the formats of products and weights."""
-
-_IGNORED = {
-    "--optimizer-cpu-offload": "optimizer state in host memory",
-    "--cpu-offloading-num-layers": "activations in host memory",
-    "--use-megatron-fsdp": "FSDP",
-    "--use-torch-fsdp2": "FSDP",
-    "--moe-token-dispatcher-type flex": "the way of tokens to experts",
-}
-"""Arguments that would change a prediction but cannot be taken over, each with the reason."""
-
-
-_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:\[@\]|:?-([^}]*))?\})")
-"""`$NAME`, `${NAME}`, `${NAME:-default}` or `${NAME[@]}` in a shell script."""
-
-
-def _words(text: str) -> dict[str, str]:
-    """Arguments and their values, joined by spaces, in a file of arguments or a launch script."""
-    values_of: dict[str, list[str]] = {}
-    name = ""
-    for token in _tokens(text):
-        if token.startswith("--"):
-            name, _, value = token.partition("=")
-            values_of[name] = [value] if value else []
-        elif token == _END:
-            name = ""
-        elif name:
-            values_of[name].append(token)
-    return {name: " ".join(values) for name, values in values_of.items()}
-
-
-_END = ")"
-"""Ends the values of an argument: an array of a script is closed, or a variable is set."""
-
-
-def _tokens(text: str) -> Iterator[str]:
-    """Words of a file of arguments or a launch script: variables by their values in it, arrays as their items.
-
-    Raises:
-        UsageError: quotes are not closed, or the values of variables grow without end.
-    """
-    variables: dict[str, str] = {}
-    door = Door("", UsageError, "write one `--name value` after the other")
-    for token in door.words(text):
-        expanded = _VARIABLE.sub(lambda found: variables.get(found[1] or found[2], found[3] or found[0]), token)
-        if len(expanded) > max(_LONGEST, len(token)):
-            door.refuse(f"a value of {len(expanded)} characters once its variables are filled in")
-        name, assigned, value = expanded.partition("=")
-        if assigned and name.isidentifier():
-            variables[name] = value = value.removeprefix("(")
-            yield _END
-            yield from door.words(value, comments=False) if value.startswith("--") else ()
-        else:
-            yield from [token] if expanded == token else door.words(expanded, comments=False)
-
-
-_LONGEST = 1 << 16
-"""Longest text of a variable's value in characters: values that repeat each other double with each line."""
-
-
-def _number(words: Mapping[str, str], name: str, usual: int) -> int:
-    """The whole number behind an argument.
-
-    Raises:
-        UsageError: the value is no whole number.
-    """
-    value = words.get(name, str(usual))
-    if not value.isdecimal() or len(value) > MOST_DIGITS:
-        raise UsageError(f"{name} is {value or 'without a value'!r}", hint="write the number itself, no variable")
-    return readings.within(name, int(value), usual)
-
-
-def read_arguments(text: str) -> FrameworkJob:
-    """Read a job from Megatron's arguments; widths and heads are those of the model, and are ignored.
-
-    Raises:
-        UsageError: a degree of parallelism is no whole number, or there are no arguments.
-    """
-    words = _words(text)
-    if not words:
-        raise UsageError("there is no argument in it", hint="arguments of pretrain_gpt.py, or a script with them")
-    tensor, pipeline = (_number(words, f"--{kind}-model-parallel-size", 1) for kind in ("tensor", "pipeline"))
-    expert_tensor = _number(words, "--expert-tensor-parallel-size", tensor)
-    dealt = _number(words, "--expert-model-parallel-size", 1) * expert_tensor
-    chunks = _number(words, "--num-virtual-stages-per-pipeline-rank", 1)
-    if "--num-layers-per-virtual-pipeline-stage" in words:
-        own = _number(words, "--num-layers-per-virtual-pipeline-stage", 1)
-        if "--num-layers" not in words:
-            problem = "--num-layers-per-virtual-pipeline-stage without --num-layers"
-            raise UsageError(problem, hint="add the number of layers to the file, or use --interleave")
-        chunks = _number(words, "--num-layers", 0) // (pipeline * own)
-    group = _number(words, "--microbatch-group-size-per-virtual-pipeline-stage", 0)
-    modules = words.get("--recompute-modules", "core_attn").split()
-    selective = words.get("--recompute-granularity") == "selective" or "--recompute-activations" in words
-    block = words.get("--recompute-granularity") == "full" and words.get("--recompute-method") == "block"
-    precision, left = _format_of(words)
-    main, *further = words.get("--hybrid-layer-pattern", words.get("--hybrid-override-pattern", "")).split("/")
-    pattern = f"E{re.sub('[^|]', 't', main)}{'m' * len(further)}L" if "|" in main else ""
-    degrees = Degrees(
-        tensor=tensor,
-        pipeline=pipeline,
-        chunks=max(1, chunks),
-        context=_number(words, "--context-parallel-size", 1),
-        expert=max(1, dealt // tensor),
-        micro_batch=_number(words, "--micro-batch-size", 1),
-        schedule=f"interleaved:group={group}" if group else "",
-        zero=int("--use-distributed-optimizer" in words),
-        recompute=words.get("--recompute-granularity") == "full",
-        recompute_layers=_number(words, "--recompute-num-layers", 1) * block,
-        repeats=tuple(modules) if selective else (),
-        offload=tuple(words.get("--offload-modules", "").split()),
-        layout=words.get("--pipeline-model-parallel-layout", pattern),
-        first_layers=_number(words, "--decoder-first-pipeline-num-layers", 0),
-        last_layers=_number(words, "--decoder-last-pipeline-num-layers", 0),
-        adjacent="--use-tp-pp-dp-mapping" not in words,
-    )
-    said = {f"{name} {value}".strip() for name, value in words.items()} | set(words)
-    several = _number(words, "--recompute-num-layers", 1)
-    if words.get("--recompute-method") == "uniform" and several > 1:
-        left = (*left, f"--recompute-num-layers {several} of uniform: the first input of each layer is kept")
-    return FrameworkJob(
-        degrees,
-        _number(words, "--global-batch-size", 0) or None,
-        precision,
-        _optimizer_of(words),
-        None if "--overlap-grad-reduce" in words else 0.0,
-        (*left, *(f"{argument}: {why}" for argument, why in _IGNORED.items() if argument in said)),
-        _number(words, "--seq-length", 0),
-    )
-
-
-def _format_of(words: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
-    """The precision that explains most of the arguments about number formats, and notes on those that it does not."""
-    recipe = {"--fp8-recipe": "delayed"} if "--fp8-format" in words else {}
-    said = {**recipe, **words}
-    given = {f"{name} {value}".strip() for name, value in said.items() if FLAGS.match(name)}
-    name = max((name for name, own in FORMATS.items() if given.issuperset(own)), key=lambda name: len(FORMATS[name]))
-    narrow = given.intersection(NARROW_WEIGHTS.get(name, ()))
-    left = sorted(given - narrow - set(FORMATS[name]))
-    options = ["weights=bf16"] if name in NARROW_WEIGHTS and not narrow else []
-    if "--bf16" in FORMATS[name] and BF16_GRADIENTS in said:
-        options += ["grads=fp32", "reduce=bf16"] if WIDE_SUMS.partition(" ")[0] in said else []
-    elif name == "bf16":
-        name = "bf16-fp32grad"
-    elif "--bf16" in FORMATS[name] or "--accumulate-allreduce-grads-in-fp32" in said:
-        options += ["grads=fp32"] if FORMATS[name] else []
-    ends = {"first": "start", "last": "end"} if "--first-last-layers-bf16" in said else {}
-    counts = {option: _number(words, f"--num-layers-at-{end}-in-bf16", 1) for option, end in ends.items()}
-    options += [f"{option}={count}" for option, count in counts.items() if count]
-    notes = tuple(f"{argument}: no precision has it beside {name}" for argument in left)
-    return f"{name}:{','.join(options)}" if options else name, notes
-
-
-def _optimizer_of(words: Mapping[str, str]) -> str:
-    """The optimizer, with the type of its moments."""
-    name, moments = words.get("--optimizer", "adam"), words.get("--exp-avg-dtype", "")
-    if name == "sgd":
-        return "momentum" if words.get("--sgd-momentum", "0.9").strip("0.") else "sgd"
-    return f"{name}:moments={moments}" if moments and "--use-precision-aware-optimizer" in words else name
-
-
 register(
     Exporter(
         backend=BACKENDS.get("megatron"),
@@ -474,6 +283,6 @@ register(
         write=_write,
         start="Run `launch.sh` in Megatron-LM's folder on every machine, with `MODEL_ARGS` and `DATA_ARGS` set "
         "(`arguments.txt` has the arguments alone).",
-        read=read_arguments,
+        reader=READER,
     )
 )

@@ -9,9 +9,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from planner.errors import UsageError
 from planner.escaping import prose_name
 from planner.graph.blocks import layer_of
 from planner.plans import Block, Plan, ShardedBlock, Sharding
@@ -267,46 +265,6 @@ def schedule_csv(plan: Plan) -> str:
             cells.append(cell)
         rows.append(",".join(cells))
     return "\n".join(rows) + "\n"
-
-
-def table(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """A table of a framework's configuration; empty where it is missing.
-
-    Raises:
-        UsageError: the value is no table.
-    """
-    value = document.get(key, {})
-    if not isinstance(value, dict):
-        raise UsageError(f"{key} is {value!r}, not a table", hint="see the framework's documentation")
-    return value
-
-
-def number(document: Mapping[str, Any], key: str, default: int) -> int:
-    """A whole number of a framework's configuration; the default where it is missing.
-
-    Raises:
-        UsageError: the value is no whole number, or out of range (`within`).
-    """
-    value = document.get(key, default)
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise UsageError(f"{key} is {value!r}, no whole number", hint="write the number itself")
-    return within(key, value, default)
-
-
-MOST_COUNT = 10**9
-"""Largest degree, batch or length of a framework's configuration."""
-
-
-def within(name: str, value: int, default: int) -> int:
-    """A count of a framework's configuration: 1 to `MOST_COUNT`, and less than 1 only down to its default.
-
-    Raises:
-        UsageError: the value is out of range.
-    """
-    least = min(default, 1)
-    if not least <= value <= MOST_COUNT:
-        raise UsageError(f"{name} is {value}", hint=f"write a number from {least} to {MOST_COUNT}")
-    return value
 
 
 def launch(plan: Plan, program: str, arguments: Sequence[str] = (), before: Sequence[str] = ()) -> str:

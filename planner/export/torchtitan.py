@@ -8,33 +8,19 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from planner.costs.precision import precision as precision_of
-from planner.errors import UsageError
 from planner.escaping import markdown_code, prose_name, quoted
-from planner.export import Export, Exporter, FrameworkJob, Gap, readings, register
-from planner.foreign_files import Door
+from planner.export import Export, Exporter, Gap, readings, register
+from planner.export.reading.torchtitan import READER, SCHEDULES, TYPES
 from planner.plans import Plan, Requirement
 from planner.plans.readings import block_items, layer_name, layers
-from planner.space.named import Degrees
 from planner.systems.backends import BACKENDS
-
-SCHEDULES = {
-    "1f1b": "1F1B",
-    "gpipe": "GPipe",
-    "interleaved": "Interleaved1F1B",
-    "zb-v": "ZBVZeroBubble",
-    "dualpipe-v": "DualPipeV",
-}
-"""Classes of `torch.distributed.pipelining` by the plan's schedule."""
 
 BY_ORDERS = "PipelineScheduleMulti"
 """Schedule name that torchtitan wants beside a CSV file."""
-
-TYPES = {"bf16-fp32grad": ("bfloat16", "float32"), "fp32": ("float32", "float32")}
-"""Types of weights in the passes, and of gradients while they are reduced, by precision."""
 
 BACKEND = BACKENDS.get("torchtitan")
 
@@ -210,78 +196,10 @@ def _unlike_times(plan: Plan) -> Iterator[str]:
         yield f"Weights: FSDP gathers them again {each}."
 
 
-def read_toml(text: str) -> FrameworkJob:
-    """Read a job from torchtitan's TOML file.
-
-    Raises:
-        UsageError: the text is no TOML, or its degrees leave open how many ranks hold the shards of a group (HSDP).
-    """
-    tables = Door("", UsageError, "give torchtitan's config.toml").toml(text)
-    number = readings.number
-    parallelism, training = readings.table(tables, "parallelism"), readings.table(tables, "training")
-    pipeline, tensor, context, expert = (
-        number(parallelism, f"{kind}_parallel_degree", 1) for kind in ("pipeline", "tensor", "context", "expert")
-    )
-    sharded = number(parallelism, "data_parallel_shard_degree", -1) != 1 or context > 1
-    groups, shards = (number(parallelism, f"data_parallel_{name}_degree", 1) for name in ("replicate", "shard"))
-    if sharded and groups != 1 and shards < 2:
-        raise UsageError(
-            "how many ranks hold the shards of a group (HSDP) is left open",
-            hint="give data_parallel_shard_degree as a number",
-        )
-    schedule = _schedule_of(parallelism) if pipeline > 1 else ""
-    reshard = parallelism.get("fsdp_reshard_after_forward", "default")
-    zero = 1 if pipeline > 1 else 2 if reshard == "never" else 3
-    local = number(training, "local_batch_size", 1)
-    mode = readings.table(tables, "activation_checkpoint").get("mode", "selective")
-    parts = parallelism.get("module_fqns_per_model_part") or []
-    degrees = Degrees(
-        tensor=tensor,
-        pipeline=pipeline,
-        context=context,
-        expert=max(1, expert * number(parallelism, "expert_tensor_parallel_degree", 1) // tensor),
-        micro_batch=number(parallelism, "pipeline_parallel_microbatch_size", 1) if pipeline > 1 else local,
-        schedule=schedule,
-        zero=zero if sharded else 0,
-        shard_over=shards if sharded and groups > 1 else 0,
-        recompute=mode == "full",
-        layout="|".join(map(_items, parts)) if pipeline > 1 else "",
-    )
-    types = training.get("mixed_precision_param", "bfloat16"), training.get("mixed_precision_reduce", "float32")
-    precision = next((name for name, kinds in TYPES.items() if kinds == types), "")
-    ignored = [] if precision else [f"mixed_precision of {' and '.join(map(str, types))}: no precision has them"]
-    if mode == "selective":
-        ignored.append("activation_checkpoint.mode selective: nothing is computed again here")
-    if reshard == "always" and pipeline > 1 and sharded:
-        ignored.append("fsdp_reshard_after_forward always: stages keep weights gathered once they have run backward")
-    batch = number(training, "global_batch_size", -1)
-    sequence = number(training, "seq_len", 0)
-    return FrameworkJob(degrees, batch if batch > 0 else None, precision, "adamw", None, tuple(ignored), sequence)
-
-
 def _title_of(schedule: str) -> str | None:
     """torch's class for a schedule, whose chunks follow from the stages; None for one with other options, or none."""
     key, _, options = schedule.partition(":")
     return SCHEDULES.get(key) if options.partition("=")[0] in ("", "chunks") and "," not in options else None
-
-
-def _schedule_of(parallelism: Mapping[str, Any]) -> str:
-    """Our name for torchtitan's schedule.
-
-    Raises:
-        UsageError: there is none.
-    """
-    title = parallelism.get("pipeline_parallel_schedule", "1F1B")
-    names = {title: name for name, title in SCHEDULES.items()}
-    if title not in names:
-        raise UsageError(f"the schedule {title} has no name here", hint=f"one of {', '.join(names)}")
-    return names[title]
-
-
-def _items(modules: Sequence[str]) -> str:
-    """The modules of a stage as items of a layout: E the embedding, t a layer, L the output; norms go with the next."""
-    letters = {"tok_embeddings": "E", "output": "L"}
-    return "".join("t" if name.startswith("layers.") else letters.get(name, "") for name in modules)
 
 
 register(
@@ -290,6 +208,6 @@ register(
         missing=_missing_features,
         write=_write,
         start="Run `launch.sh` on every machine, with `MODEL_ARGS` set; `config.toml` is torchtitan's configuration.",
-        read=read_toml,
+        reader=READER,
     )
 )

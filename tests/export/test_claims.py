@@ -64,7 +64,7 @@ def test_pipelines_of_torchtitan_shard_the_optimizer_alone() -> None:
     always = '[parallelism]\npipeline_parallel_degree = 2\nfsdp_reshard_after_forward = "always"\n'
     read = export.read_job(always + "data_parallel_shard_degree = 4", "torchtitan")
     assert read.degrees.zero == 1
-    assert any(line.startswith("fsdp_reshard_after_forward always") for line in read.ignored)
+    assert any("fsdp_reshard_after_forward always" in line for line in read.ignored)
 
 
 @pytest.mark.parametrize(

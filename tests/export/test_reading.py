@@ -21,10 +21,11 @@ CONFIGURATION = {"megatron": "arguments.txt", "torchtitan": "config.toml", "deep
 
 def again(found: Plan, name: str, model: str, nodes: int = 1) -> Plan:
     """The plan of what the exported configuration says."""
-    read = export.read_job(export.export(found, name).files[CONFIGURATION[name]], name)
+    read = export.read_job(export.export(found, name).files[CONFIGURATION[name]], name, graph=graph(model))
+    assert read.ignored == ()  # what is written is read, and read alone
     job = planner.Job(
         global_batch=read.global_batch or 0, precision=read.precision, optimizer=read.optimizer, overlap=read.overlap,
-        backends=(name,),
+        backends=(name,), structure=read.structure,
     )  # fmt: skip
     cluster = planner.load_cluster("dgx-h100", nodes=nodes)
     return planner.predict(graph(model), cluster, job, read.degrees, fewest_weights=True).plan
@@ -204,7 +205,7 @@ def test_predict_takes_a_frameworks_configuration_and_options_win(
     assert found.micro_batches.global_batch == 128
     assert found.options.precision == "bf16-fp32grad"
     (tmp_path / "ds.json").write_text('{"train_micro_batch_size_per_gpu": 1}')
-    assert run(*common, "--from", "deepspeed", tmp_path / "ds.json") == 2
-    assert "--global-batch" in capsys.readouterr().err
+    assert run(*common, "--from", "deepspeed", tmp_path / "ds.json") == 0
+    assert "global batch 8 = 8 micro-batches of 1; DP 8" in capsys.readouterr().out  # DeepSpeed's own rule: 1 x 1 x 8
     assert run(*common, "--from", "deepspeed", tmp_path / "absent.json") == 7
     assert "name a configuration of deepspeed" in capsys.readouterr().err
