@@ -329,7 +329,7 @@ def holdings(graph: Graph, mesh: Mesh, operators: Sequence[str], places: Sequenc
 
 
 def expert_ranks_of(entry: StageSharding) -> int:
-    """Ranks that hold different experts under a sharding, along whatever axes; 1 without experts. O(distinct blocks)."""
+    """Ranks that hold different experts under a sharding, along any axes; 1 without experts. O(distinct blocks)."""
     graph, mesh, specs = entry.inner.graph, entry.inner.mesh, graph_specs(entry.inner.graph)
     axes: set[int] = set()
     seen: set[int] = set()
