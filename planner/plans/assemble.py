@@ -15,7 +15,7 @@ from planner.hardware.types import Cluster
 from planner.operators.modules import drops_output, module_nodes
 from planner.plans import sections, shard_sections
 from planner.plans.collectives import all_collectives, exchange_section
-from planner.plans.figures import gap_to, headline_of
+from planner.plans.figures import Alternative, gap_to, headline_of
 from planner.plans.files import seal
 from planner.plans.idle import fuller_use, idle_count
 from planner.plans.model import Block, BlockRun, compress
@@ -132,7 +132,7 @@ def assemble(
         duplicated=duplicated,
         schedule=dataclasses.replace(section, given=given),
         predictions=shard_sections.with_inside(predictions, decision, used),
-        alternatives=tuple(sections.alternative_section(candidate) for candidate in alternatives),
+        alternatives=tuple(_alternative(pricer, candidate) for candidate in alternatives),
         coverage=coverage(graph, prices.origin),
         notes=(*graph.report.notes, *(_separate_copies_note(entry) for entry in shared if entry.reduction == "none")),
         not_modelled=_not_modelled(cluster, sharded=bool(used), duplicated=duplicated),
@@ -158,6 +158,13 @@ def assemble(
     return with_simulation(_with_requirements(plan, divided=bool(staging.divided_modules())), simulated_s)
 
 
+def _alternative(pricer: Pricer, candidate: Candidate) -> Alternative:
+    """The section of an alternative, with the ranks that hold different experts under its shardings."""
+    entries = pricer.stage_shardings(candidate.decision).values()
+    experts = max((shard_sections.expert_ranks_of(entry) for entry in entries), default=1)
+    return sections.alternative_section(candidate, experts)
+
+
 def _tensor_scheme(evaluation: Evaluation) -> SchemeExchange | None:
     """The exchange of gradients tensor by tensor; None where a ZeRO stage's is listed with the stages."""
     exchange = evaluation.exchange
@@ -173,6 +180,7 @@ def with_minor(plan: Plan) -> Plan:
     """The plan with the least minor version of the schema that says what it needs, and what its alternatives do."""
     told = {Requirement.LAYER_RECOMPUTE} if any(other.layers for other in plan.alternatives) else set[Requirement]()
     exposes = any(terms.exposed != NOTHING_EXPOSED for terms in plan.predictions.stages)
+    exposes |= any(other.experts > 1 for other in plan.alternatives)
     minor = max(minor_of({*plan.requires, *told}), EXPOSED_MINOR if exposes else 0)
     return dataclasses.replace(plan, minor=minor)
 

@@ -114,7 +114,8 @@ def _rival(plan: Plan, other: Alternative) -> Rival:
     ratio = None if other_s is None else other_s / plan_s
     configuration = alternative_configuration(other, len(plan.block_table))
     differences = tuple(_differences(plan.configuration, configuration))
-    return Rival(other.label, words_of(configuration, other.schedule), other_s, ratio, differences, other.infeasible)
+    words = words_of(configuration, other.schedule, other.experts)
+    return Rival(other.label, words, other_s, ratio, differences, other.infeasible)
 
 
 def _differences(own: Configuration, other: Configuration) -> Iterator[str]:

@@ -226,6 +226,7 @@ class Alternative:
         layers: layers that each stage recomputes, 0 for all or none; left out where it is that everywhere.
         offload: modules whose activations each stage keeps in the host's memory, `core_attn,attn_proj`, empty for none;
             left out where no stage keeps any there.
+        experts: ranks of a replica that hold different experts, where tensor parallel ranks do; left out where none do.
     """
 
     label: str
@@ -248,6 +249,7 @@ class Alternative:
     expert: int = 1
     layers: tuple[int, ...] = ()
     offload: tuple[str, ...] = ()
+    experts: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -232,8 +232,8 @@ _OF_CONFIGURATION = ("copies", "micro_batch", "micro_batches", "schedule", "zero
 """Fields with the same name in `Configuration` and `Alternative`."""
 
 
-def alternative_section(candidate: Candidate) -> figures.Alternative:
-    """The section of a decision that was priced and not chosen."""
+def alternative_section(candidate: Candidate, experts: int = 1) -> figures.Alternative:
+    """The section of a decision that was priced and not chosen; `experts` as of `Alternative`."""
     decision, evaluation = candidate.decision, candidate.evaluation
     priced = math.isfinite(evaluation.iteration_s) and evaluation.iteration_s > 0
     return figures.Alternative(
@@ -253,6 +253,7 @@ def alternative_section(candidate: Candidate) -> figures.Alternative:
         expert=decision.stages[0].expert,
         layers=tuple(s.layers for s in decision.stages) if any(s.layers for s in decision.stages) else (),
         offload=_names_by_stage([stage.offload for stage in decision.stages]),
+        experts=experts if experts > decision.stages[0].expert else 1,
     )
 
 

@@ -34,6 +34,7 @@ from planner.sharding import (
     StageSharding,
     Strategy,
     TensorLayout,
+    WeightChoice,
     collective_uses,
     layout_text,
     parse_layout,
@@ -325,6 +326,24 @@ def holdings(graph: Graph, mesh: Mesh, operators: Sequence[str], places: Sequenc
                 rank_count = shard_shape(shape, layout, mesh.sizes)[dim]
                 holdings_by_dim[weight, dim] = Holding(what, weight, dim, axes, shape[dim], rank_count)  # type: ignore[arg-type]
     return tuple(holdings_by_dim.values())
+
+
+def expert_ranks_of(entry: StageSharding) -> int:
+    """Ranks that hold different experts under a sharding, along any axes; 1 without experts. O(distinct blocks)."""
+    graph, mesh, specs = entry.inner.graph, entry.inner.mesh, graph_specs(entry.inner.graph)
+    axes: set[int] = set()
+    seen: set[int] = set()
+    for block, (solved, point) in enumerate(zip(entry.inner.blocks, entry.costs.points, strict=True)):
+        if id(point) in seen:
+            continue
+        seen.add(id(point))
+        decision = solved.named(point).decision
+        for i in entry.inner.chain.blocks[block].nodes:
+            for what, weight, dim in counted_dims(graph, graph.nodes[i], specs[i].nests):
+                choice = decision.get(weight)
+                if what == EXPERTS and isinstance(choice, WeightChoice):
+                    axes.update(axis for axis, part in enumerate(choice.weight) if part.dim == dim)
+    return mesh.ranks_along(tuple(sorted(axes))) if axes else 1
 
 
 def counted_dims(graph: Graph, node: Node, nests: Sequence[LoopNest]) -> Iterator[tuple[str, str, int]]:

@@ -64,7 +64,7 @@ def plan_report(plan: Plan, *, batch_given: bool = True, remark: str = "") -> Re
     facts = (text for lines in told for text in lines)
     sections = [Section(lines=(*about, *doubts, _shape(plan, batch_given), *facts))]
     sections += _stages(plan, chunks=chunked(step))
-    sections += [_devices(step)] if chunked(step) else []
+    sections += _devices(step) if chunked(step) else []
     if plan.alternatives:
         sections.append(Section(table=_alternatives(plan)))
     sections.append(Section(lines=tuple(_remarks(plan))))
@@ -203,8 +203,8 @@ def _stages(plan: Plan, *, chunks: bool) -> list[Section]:
     return [Section(table=table(columns, rows)), Section(lines=tuple(notes))]
 
 
-def _devices(step: steps.StepView) -> Section:
-    """The table of devices that hold several stages: a step in parts, and memory."""
+def _devices(step: steps.StepView) -> list[Section]:
+    """The table of devices that hold several stages: a step in parts, and memory; and notes on it."""
     times = ("forward", "backward", "update", "exposed", "waiting")
     columns = {
         "device of stages": Form.NAME, "devices": Form.NUMBER, **dict.fromkeys(times, Form.SECONDS),
@@ -217,7 +217,7 @@ def _devices(step: steps.StepView) -> Section:
         rows.append((stages_in_words(worker.stages), worker.devices, *sums, *memory))
     more = (plural(len(step.workers) - MOST_STAGES, "more device"),) if len(step.workers) > MOST_STAGES else ()
     note = "a step of a device, all its stages together; exposed, it communicates and computes nothing"
-    return Section(lines=(*more, note), table=table(columns, rows))
+    return [Section(table=table(columns, rows)), Section(lines=(*more, note))]
 
 
 _PARTS = (
@@ -275,7 +275,8 @@ def _alternatives(plan: Plan) -> Table:
         price: tuple[Cell, Cell] = (other_s, None if other_s is None else other_s / plan_s - 1)
         if other.infeasible:
             price = (why_not(other.infeasible), None)
-        shape = words_of(alternative_configuration(other, len(plan.block_names)), other.schedule)
+        configuration = alternative_configuration(other, len(plan.block_names))
+        shape = words_of(configuration, other.schedule, other.experts)
         rows.append((other.label, shape, *price, other.memory_bytes))
     return table(columns, rows)
 

@@ -16,7 +16,8 @@ def test_text_markdown_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[st
     path = written(make_plan(), tmp_path)
     assert run("explain", path) == 0
     text = capsys.readouterr().out
-    assert text.startswith("toy, 3 x toy-gpu, 6 samples a step: 500 ms, 4 samples/s/device, 18.0% MFU, 3 of 16 GiB\n")
+    line = "toy, 3 x toy-gpu, 6 samples a step: 500 ms, 4 samples/s/device, 18.0% MFU, 3 of 16 GiB, 5 of 8 devices idle"
+    assert text.startswith(line)
     assert "toy on toy-box: DP 1 x TP 1 x PP 3, micro-batch 1 x 6, 1f1b\n" in text
     assert run("explain", path, "--format", "markdown") == 0
     markdown = capsys.readouterr().out
