@@ -37,8 +37,8 @@ AREAS = (
     multiple=True,
     metavar="GATE",
     help="Exit with 1 only if this gate fails, not on any difference: a change (step_time:+3%, throughput:-3%), a "
-    "share (peak_memory:95%), a limit (step_time:2s, peak_memory:70GiB), a severity (error, warning, info) or a rule; "
-    "repeatable.",
+    "share (peak_memory:95%, of all memory of a device), a limit (step_time:2s, peak_memory:70GiB), a severity (error, "
+    "warning, info), a rule, or `default`: step_time:+3%, peak_memory:+5% and error; repeatable.",
 )
 @click.option(
     "--rules",
@@ -78,14 +78,14 @@ def command(given: Options) -> int:
     \b
     Examples:
       shardplan diff old.plan.json new.plan.json
-      shardplan diff main:model.plan.json model.plan.json --fail-on step_time:+3% --fail-on peak_memory:95%
+      shardplan diff main:model.plan.json model.plan.json --fail-on default
       shardplan diff main:p.json p.json -H main:cluster.yaml -H cluster.yaml --model model.onnx --format markdown
       shardplan diff <(git show HEAD:model.plan.json) model.plan.json --fail-on error --format github
     """
     old, new, form = given.old, given.new, given.form
     if old == new == "-":
         raise planner.UsageError("only one of the two plans can come from standard input", hint="name the other one")
-    watched = [planner.plans.gate(text) for text in given.gates]
+    watched = planner.plans.gates(given.gates)
     texts = read_file(old), read_file(new)
     if any(planner.partitions.is_partition_plan(text) for text in texts):
         return _partition.diff(texts, given)

@@ -195,7 +195,8 @@ def _best_words(comparison: dict[str, Any]) -> str:
     if comparison["best_s"] is None:
         return f"best plan: none fits ({comparison['reason']})"
     difference_s, ratio, seconds = comparison["lacks_s"], comparison["ratio"], planner.units.format_seconds
-    difference = f"{seconds(abs(difference_s))} {'more' if difference_s > 0 else 'less'}" if difference_s else "as long"
+    word = "more" if difference_s > 0 else "less"
+    difference = f"{seconds(abs(difference_s))} {word}" if planner.units.is_visible(ratio - 1, 1) else "as long"
     return f"best plan: {seconds(comparison['best_s'])} an iteration; this takes {difference} ({ratio:.3f} times)"
 
 

@@ -62,8 +62,10 @@ from planner.plans.records import Boundary as Boundary
 from planner.plans.records import Duplicated as Duplicated
 from planner.plans.records import Provenance as Provenance
 from planner.plans.records import SharedParameter as SharedParameter
+from planner.plans.rules import DEFAULT_GATES as DEFAULT_GATES
 from planner.plans.rules import RULES as RULES
 from planner.plans.rules import gate as gate
+from planner.plans.rules import gates as gates
 from planner.plans.rules import read_rules as read_rules
 from planner.plans.shardings import BlockSeries as BlockSeries
 from planner.plans.shardings import GroupCollective as GroupCollective

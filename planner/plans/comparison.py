@@ -27,7 +27,7 @@ from planner.plans.words import module_list, module_ranges, summary
 from planner.units import format_bytes, format_fraction, format_number, format_rate, format_seconds, plural
 
 NEARLY_FULL = 0.95
-"""Share of a device's memory above which a plan counts as nearly full."""
+"""Share of all memory of a device above which a plan counts as nearly full."""
 
 _TOLD = 3
 """Changes of one kind that a sentence lists at most."""
@@ -246,21 +246,22 @@ def fullest(plan: Plan) -> tuple[float, float]:
 
 def costs_of(old: Plan, new: Plan) -> tuple[ComparedFigure, ...]:
     """The figures of both plans."""
-    before, after = _figures(old), _figures(new)
+    before, after, free = _figures(old), _figures(new), new.hardware.headroom
     common = [metric for metric in Metric if metric in before and metric in after]
-    return tuple(ComparedFigure(m, before[m][0], after[m][0], before[m][1], after[m][1]) for m in common)
+    return tuple(ComparedFigure(m, before[m][0], after[m][0], before[m][1], after[m][1], free) for m in common)
 
 
 def _figures(plan: Plan) -> dict[Metric, tuple[float, float | None]]:
-    """(value, share of its capacity where it has one) of each figure of a plan; no price where it is not known."""
+    """(value, share of a device's memory for bytes) of each figure of a plan; no price where it is not known."""
     predictions, headline = plan.predictions, plan.headline
     held, capacity = fullest(plan)
+    device_bytes = capacity / (1 - plan.hardware.headroom)
     samples, step_s = plan.micro_batches.global_batch, predictions.reached_s
     price = (headline.dollars_per_tera_tokens or headline.dollars_per_mega_samples) if headline else 0.0
     return {
         Metric.STEP_TIME: (step_s, None),
         Metric.THROUGHPUT: (samples / step_s if step_s else math.nan, None),
-        Metric.PEAK_MEMORY: (held, held / capacity if capacity else None),
+        Metric.PEAK_MEMORY: (held, held / device_bytes if device_bytes else None),
         Metric.BUBBLE: (plan_step(plan).bubble, None),
         Metric.GAP: (predictions.gap, None),
         **({Metric.PRICE: (price, None)} if price else {}),
@@ -289,24 +290,27 @@ def _on_costs(costs: Sequence[ComparedFigure], tolerance: float) -> Iterator[Rul
     by_metric = {cost.metric: cost for cost in costs}
     step, memory = by_metric[Metric.STEP_TIME], by_metric[Metric.PEAK_MEMORY]
     for cost, more, less in ((step, "slower", "faster"), (memory, "memory-grew", "")):
-        change = cost.relative
-        rule = "" if change is None or abs(change) <= tolerance else more if change > 0 else less
+        change = cost.changed
+        rule = "" if not change or abs(change) <= tolerance else more if change > 0 else less
         if rule and change is not None:
             words = f"{cost.words(cost.old, cost.old_share)} -> {cost.words(cost.new, cost.new_share)}"
             yield rule, f"{cost.metric} {words}, {change:+.2%}", -1
     if memory.new_share is not None and memory.new_share > NEARLY_FULL >= (memory.old_share or 0.0):
-        yield "memory-nearly-full", f"the fullest device is {memory.new_share:.1%} full", -1
+        free = f"the plan leaves {memory.new_headroom:.1%} of its memory free"
+        yield "memory-nearly-full", f"the fullest device is {memory.new_share:.1%} full ({free})", -1
 
 
 def _on_plans(old: Plan, new: Plan) -> Iterator[RuleMessage]:
-    for name, plan in (("old", old), ("new", new)):
+    for rule, name, plan in (("old-digest", "old", old), ("digest", "new", new)):
         if digest_of(plan) != plan.digest:
-            yield "digest", f"the {name} plan was edited by hand: its digest is not that of its content", -1
+            yield rule, f"the {name} plan was edited by hand: its digest is not that of its content", -1
+    lacked = max((terms.memory.total_bytes - terms.capacity_bytes for terms in old.predictions.stages), default=0)
     for stage, terms in zip(new.stages, new.predictions.stages, strict=True):
         needed, capacity = terms.memory.total_bytes, terms.capacity_bytes
         if not fits(needed, capacity):
+            rule = "does-not-fit" if needed - capacity > lacked else "still-does-not-fit"
             message = f"stage {stage.index} needs {format_bytes(needed)}, a device has {format_bytes(capacity)}"
-            yield "does-not-fit", message, stage.index
+            yield rule, message, stage.index
     if old.predictions.proven_optimal and not new.predictions.proven_optimal:
         yield "proof-weaker", f"the old plan was proven optimal, the new one is within {new.predictions.gap:.1%}", -1
 

@@ -276,9 +276,9 @@ def diff_verdict(comparison: PlanComparison, failures: Mapping[str, str] | None 
         return comparison.decisions[0]
     step = next((cost for cost in comparison.costs if cost.metric is Metric.STEP_TIME), None)
     head = "all gates hold: " if failures else ""
-    if step is None or step.relative is None:
+    if step is None or step.changed is None:
         return f"{head}{plural(len(comparison.changes), 'value')} differ"
-    return f"{head}a step takes {step.words(step.old, None)} -> {step.words(step.new, None)} ({step.relative:+.2%})"
+    return f"{head}a step takes {_change_words(step, share=False)}"
 
 
 def _sentences(comparison: PlanComparison) -> Iterator[str]:
@@ -289,12 +289,18 @@ def _sentences(comparison: PlanComparison) -> Iterator[str]:
         step, memory = (
             next(c for c in comparison.costs if c.metric is m) for m in (Metric.STEP_TIME, Metric.PEAK_MEMORY)
         )
-        costs = (
-            f"{subject} {cost.words(cost.old, cost.old_share)} -> {cost.words(cost.new, cost.new_share)}"
-            + ("" if cost.relative is None else f" ({cost.relative:+.2%})")
-            for subject, cost in (("a step", step), ("the fullest device", memory))
-        )
-        yield f"Cost: {', '.join(costs)}."
+        yield f"Cost: a step {_change_words(step)}, the fullest device {_change_words(memory)}."
+
+
+def _change_words(cost: ComparedFigure, *, share: bool = True) -> str:
+    """`37.21 s -> 37.27 s (+0.16%)`, or `37.21 s, as before` where the change rounds to zero."""
+    before, after = (
+        cost.words(value, part if share else None)
+        for value, part in ((cost.old, cost.old_share), (cost.new, cost.new_share))
+    )
+    if cost.changed == 0:
+        return f"{after}, as before"
+    return f"{before} -> {after}" + ("" if cost.changed is None else f" ({cost.changed:+.2%})")
 
 
 def _figures(costs: Sequence[ComparedFigure]) -> Table:
