@@ -28,6 +28,8 @@ from planner.operators.types import Origin, SavedBytes
 
 FORMAT = "shardplan-costs/1"
 _ATTRIBUTE, _UPDATE = "measured_s", "measured_update_byte_per_s"
+GIVEN_SECONDS = frozenset((_ATTRIBUTE, _UPDATE))
+"""Attributes of operators whose seconds come from a file of costs."""
 _FIELDS = ("forward_s", "backward_s", "weight_grad_s")
 
 

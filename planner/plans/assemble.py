@@ -22,6 +22,7 @@ from planner.plans.model import Block, BlockRun, compress
 from planner.plans.rank_schedule import RankSchedule, lay_out, meeting
 from planner.plans.readings import requirements, words_in
 from planner.plans.records import Duplicated, Given, Provenance, SharedParameter, Stage
+from planner.plans.structures import block_structures
 from planner.plans.types import EXPOSED_MINOR, FORMAT, SCHEMA_VERSION, Plan, Requirement, minor_of
 from planner.plans.words import module_ranges, significant
 from planner.schedules import ActionKind, Schedule, WeightPolicy, get
@@ -377,7 +378,7 @@ def staged(
 @per_graph
 def block_table(chain: Chain) -> tuple[Block, ...]:
     """The blocks of a chain by the names of what is in them; the same at every micro-batch size."""
-    return tuple(_block(chain, at) for at in range(len(chain.blocks)))
+    return tuple(_block(chain, at, structure) for at, structure in enumerate(block_structures(chain)))
 
 
 @per_graph
@@ -386,7 +387,7 @@ def _block_runs(chain: Chain) -> tuple[BlockRun, ...]:
     return compress(block_table(chain))
 
 
-def _block(chain: Chain, at: int) -> Block:
+def _block(chain: Chain, at: int, structure: str) -> Block:
     nodes = _block_nodes(chain, at)
     keys = tuple(chain.graph.nodes[node].key for node in nodes)
-    return Block(chain.blocks[at].name, keys, sections.block_parameters(chain.graph, nodes))
+    return Block(chain.blocks[at].name, keys, sections.block_parameters(chain.graph, nodes), structure)

@@ -28,6 +28,7 @@ from planner.plans.claims import check_claims_alone
 from planner.plans.figures import Alternative, StagePrediction, gap_to
 from planner.plans.files import to_document
 from planner.plans.findings import PLAN_AGAIN, RELATIVE, ROUNDED, Fault, Finding, differences, stage_in
+from planner.plans.model import blocks_as_said
 from planner.plans.rank_schedule import tied_groups
 from planner.plans.readings import is_searched, leaders, malformed, requirements, schedule_of, unit_sizes, work_of
 from planner.plans.rebuild import RebuiltSharding, alternative_configuration, rebuild, renamed, with_figures
@@ -372,7 +373,7 @@ def _in_model(plan: Plan, graph: Graph) -> Plan:
         boundaries=tuple(boundaries),
         duplicated=duplicated,
     )
-    table, divided = block_table(chain), bool(staging.divided_modules())
+    table, divided = blocks_as_said(block_table(chain), plan.block_table), bool(staging.divided_modules())
     needed = requirements(plan, divided=divided)
     has_mark = divided == (Requirement.MID_MODULE_CUT in plan.requires)
     right = dataclasses.replace(right, requires=plan.requires if has_mark else needed)

@@ -39,7 +39,7 @@ OFF = "off"
 RULES: Mapping[str, tuple[Severity, str]] = {
     "infeasible": (Severity.ERROR, "the new inputs have no plan that fits"),
     "does-not-fit": (
-        Severity.ERROR, "a stage of the new plan needs more memory than its devices have, and than the old plan lacked"),
+        Severity.ERROR, "a stage of the new plan needs more memory than its devices have, and lacks more than before"),
     "digest": (Severity.ERROR, "the new plan was edited by hand: its digest is not that of its content"),
     "framework-lost": (Severity.ERROR, "a training framework took the old plan and does not take the new one"),
     "unexplained-choice": (

@@ -247,7 +247,7 @@ def diff_report(
         every_value: true to list all values that differ.
     """
     sections: list[Section] = []
-    if comparison.causes or comparison.decisions or comparison.changes:
+    if not comparison.only_names and (comparison.causes or comparison.decisions or comparison.changes):
         sections = [Section(lines=tuple(_sentences(comparison)))]
         sections += [Section("Figures", table=_figures(comparison.costs))] if comparison.costs else []
         sections += _attributed(comparison, attribution)
@@ -259,7 +259,7 @@ def diff_report(
         sections.append(Section("Gates", items=gates))
     if every_value:
         sections += _values(comparison.changes)
-    elif comparison.changes:
+    elif comparison.changes and not comparison.only_names:
         sections.append(Section(lines=(f"{_counted(comparison.changes)} (--all lists each)",)))
     return Report(diff_verdict(comparison, failures), tuple(sections))
 
@@ -274,6 +274,9 @@ def diff_verdict(comparison: PlanComparison, failures: Mapping[str, str] | None 
         return f"{compared}: no changes"
     if not comparison.costs:
         return comparison.decisions[0]
+    if comparison.only_names:
+        names = comparison.causes[0]
+        return f"all gates hold: {names}" if failures else f"{names[:1].upper()}{names[1:]}."
     step = next((cost for cost in comparison.costs if cost.metric is Metric.STEP_TIME), None)
     head = "all gates hold: " if failures else ""
     if step is None or step.changed is None:
@@ -385,7 +388,7 @@ def diff_markdown(
 ) -> str:
     """The comparison as a review comment: verdict, a table, the rest folded; at most `MARKDOWN_BYTES`."""
     head = [MARKER, f"**shardplan: {markdown(diff_verdict(comparison, failures))}**"]
-    if comparison.costs and (comparison.changes or comparison.remarks):
+    if comparison.costs and not comparison.only_names and (comparison.changes or comparison.remarks):
         head.append(report_to_markdown(Report("", (Section(table=_figures(comparison.costs)),))).strip())
     full_report = diff_report(comparison, attribution, failures)
     summary = Report("", tuple(section for section in full_report.sections if section.heading != "Figures"))
