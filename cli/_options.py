@@ -140,7 +140,7 @@ def parsed(name: str, read: Callable[[str], Any], wanted: str) -> click.ParamTyp
     return kind
 
 
-def _nodes(text: str) -> int | str | None:
+def read_nodes(text: str) -> int | str | None:
     """A number, or the text that `planner.load_cluster` reads."""
     if not re.fullmatch(r"0*[1-9]\d*(x0*[1-9]\d*)?", text.lower()):
         return None
@@ -160,7 +160,7 @@ def fraction(most: float) -> click.ParamType[Any]:
     return parsed("PERCENT", read, "not a part such as 5% or 0.05")
 
 
-NODES = parsed("N[xDEVICES]", _nodes, "not a number of nodes of at least 1, nor one such as 4x64")
+NODES = parsed("N[xDEVICES]", read_nodes, "not a number of nodes of at least 1, nor one such as 4x64")
 """`4`, or `4x64`: a number of nodes, and how many devices of each are used."""
 
 nodes_option: Decorator = click.option(
@@ -307,7 +307,9 @@ def load_hardware(given: Options, **otherwise: Any) -> Any:  # noqa: ANN401
 
 
 def own_inputs(plan: Any, given: Options) -> Options:  # noqa: ANN401
-    """The options completed by the model and hardware that a plan names, at the plan's sizes.
+    """The options completed by the model and hardware that a plan names, at the sizes and with the options it records.
+
+    What the plan records of a model or hardware is used where none is given, or one of the plan's name.
 
     Args:
         plan: the plan.
@@ -316,22 +318,43 @@ def own_inputs(plan: Any, given: Options) -> Options:  # noqa: ANN401
     Raises:
         UsageError: the plan does not name its model or hardware, or they are files that are not found.
     """
-    inputs = Options(**vars(given))
+    asked, inputs = plan.provenance, Options(**vars(given))
     known = {"model": planner.bundled_names, "hardware": planner.cluster_names}
     for name, bundled in known.items():
-        path = getattr(given, name) or beside(given.plan_file, getattr(plan.provenance, name))
+        path = getattr(given, name) or beside(given.plan_file, getattr(asked, name))
         setattr(inputs, name, path)
         if path and not os.path.exists(path) and not getattr(given, name) and path not in bundled():
             words = f"the {name} of the plan, {path}, lies neither here nor beside it"
             raise planner.UsageError(words, where=shown_name(given.plan_file), hint=f"name its file by --{name}")
     if not (inputs.model and inputs.hardware):
         raise planner.UsageError("the plan names no model and hardware", hint="add --model and --hardware")
-    if not inputs.dims and inputs.model in planner.bundled_names() and plan.headline and plan.headline.sequence:
-        default_length, sequence = planner.bundled_info(inputs.model).seq, plan.headline.sequence
-        inputs.dims = (f"seq={sequence}",) if default_length and default_length != sequence else ()
-    if not inputs.nodes and planner.load_cluster(inputs.hardware).device_count != plan.hardware.device_count:
-        inputs.nodes = plan.hardware.nodes
+    if Path(inputs.model).name == asked.model:
+        inputs.dims = given.dims or recorded_dims(plan)
+        inputs.costs = given.costs or (beside(given.plan_file, asked.costs) or None)
+    if Path(inputs.hardware).name == asked.hardware:
+        inputs.changes = getattr(given, "changes", ()) or asked.changes
+        inputs.stack = given.stack or beside(given.plan_file, asked.stack)
+        inputs.nodes = given.nodes or recorded_nodes(plan, inputs.hardware)
     return inputs
+
+
+def recorded_dims(plan: Any) -> tuple[str, ...]:  # noqa: ANN401
+    """The sizes that a plan's model was read at; of a bundled model in a file of before, the length of its samples."""
+    sequence = plan.headline.sequence if plan.headline else 0
+    if plan.provenance.dims or not sequence or plan.provenance.model not in planner.bundled_names():
+        return tuple(plan.provenance.dims)
+    default_length = planner.bundled_info(plan.provenance.model).seq
+    return (f"seq={sequence}",) if default_length and default_length != sequence else ()
+
+
+def recorded_nodes(plan: Any, hardware: str) -> int | str | None:  # noqa: ANN401
+    """The nodes that a plan was made for; None for the profile's own. Files of before say their number alone."""
+    if plan.provenance.nodes:
+        return read_nodes(plan.provenance.nodes)
+    of_before = not any(block.structure for block in plan.block_table)
+    if of_before and planner.load_cluster(hardware).device_count != plan.hardware.device_count:
+        return int(plan.hardware.nodes)
+    return None
 
 
 def _numbers(text: str) -> tuple[int, ...] | None:
@@ -384,7 +407,7 @@ def _at_revision(path: str) -> bytes | None:
     if not re.fullmatch(r"[^:/\\][^:]+:.+", path) or "\0" in path or os.path.exists(path):
         return None
     try:
-        shown = subprocess.run(["git", "show", path], capture_output=True, check=False)
+        shown = subprocess.run(["git", "show", "--end-of-options", path], capture_output=True, check=False)
     except FileNotFoundError:
         return None
     if shown.returncode:
@@ -408,9 +431,9 @@ def file_at(path: str) -> Iterator[str]:
 
 
 def beside(plan_file: str, name: str) -> str:
-    """Path of a file that a plan names: in the current folder, else in the plan's; any other name as it is."""
+    """Path of a file that a plan names: in the plan's folder, else in the current one; any other name as it is."""
     path = Path(plan_file).parent / name
-    return str(path) if name and not os.path.exists(name) and path.is_file() else name
+    return str(path) if name and path.is_file() else name
 
 
 def shown_name(path: str) -> str:
@@ -434,6 +457,14 @@ def refuse_others(takes: Collection[str], what: str, hint: str = "leave it out")
     if stray:
         flag = next(p for p in click.get_current_context().command.params if p.name == stray[0]).opts[0]
         raise planner.UsageError(f"{flag} does not apply to {what}", hint=hint)
+
+
+def provenance_of(given: Options, *files: tuple[str, bytes]) -> Any:  # noqa: ANN401
+    """The provenance of a plan that is made with these options, from further files with their content."""
+    names = ("dims", "nodes", "changes", "stack", "costs")
+    asked = {name: getattr(given, name) for name in names if getattr(given, name, None)}
+    read = [planner.plans.FileRead.of(path, content) for path, content in files]
+    return planner.default_provenance(given.model, given.hardware, **asked, files=read)
 
 
 def load_graph(given: Options) -> Any:  # noqa: ANN401

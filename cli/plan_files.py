@@ -281,6 +281,7 @@ LACKING = 9
 @_options.command("check")
 @click.argument("plan_file", type=_options.PLAN, metavar="PLAN")
 @_options.against_options
+@_options.set_option
 @click.option(
     "--search",
     "search_s",

@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +134,10 @@ def command(given: _options.Options) -> None:
             framework_degrees, sequence = _framework_degrees(given, graph, cluster) if given.framework else ({}, 0)
             configuration = dataclasses.replace(_degrees(given), **framework_degrees)
         job = _job(given, configuration)
-        provenance = planner.default_provenance(given.model, given.hardware)
+        read = [
+            path for path in (given.config, given.framework and given.framework[1]) if path and os.path.isfile(path)
+        ]
+        provenance = _options.provenance_of(given, *((path, _options.read_file(path)) for path in read))
         prediction = planner.predict(
             graph, cluster, job, configuration, fewest_weights=given.framework is not None, provenance=provenance
         )

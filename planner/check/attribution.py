@@ -17,6 +17,8 @@ from planner.hardware.types import Cluster
 from planner.named_shardings import NamedConfiguration, with_sharding
 from planner.plans import Plan
 from planner.plans.comparison import fullest
+from planner.plans.findings import Finding
+from planner.plans.identity import other_hardware, other_model
 from planner.plans.matching import decision_words, match_blocks
 from planner.prediction import predict
 from planner.space import Configuration
@@ -66,8 +68,8 @@ def attribute(old: Plan, new: Plan, graphs: Sequence[Graph] = (), clusters: Sequ
 
     Prices one configuration for each cause but the last.
     """
-    _require_known("model", {old.model.fingerprint, new.model.fingerprint}, graphs)
-    _require_known("hardware", {old.hardware.fingerprint, new.hardware.fingerprint}, clusters)
+    _require_known("model", [[other_model(plan, graph) for plan in (old, new)] for graph in graphs])
+    _require_known("hardware", [[other_hardware(plan, cluster) for plan in (old, new)] for cluster in clusters])
     models = {graph.fingerprint: graph for graph in graphs}
     machines = {cluster.fingerprint: cluster for cluster in clusters}
     causes = list(_causes(old, new))
@@ -86,12 +88,13 @@ def attribute(old: Plan, new: Plan, graphs: Sequence[Graph] = (), clusters: Sequ
     return tuple(parts), tuple(unpriced)
 
 
-def _require_known(what: str, fingerprints: set[str], given: Sequence[Graph] | Sequence[Cluster]) -> None:
-    for item in given:
-        if item.fingerprint not in fingerprints:
-            raise UsageError(
-                f"{item.name} is the {what} of neither plan", hint="give the sizes, nodes and stack of the plans"
-            )
+def _require_known(what: str, found: Sequence[Sequence[Finding | None]]) -> None:
+    """Refuse an input that belongs to neither plan; `found` has by input how it differs from those of the plans."""
+    for differing in found:
+        findings = [finding for finding in differing if finding is not None]
+        if len(findings) == len(differing):
+            message = "; the new one: ".join(dict.fromkeys(finding.message for finding in findings))
+            raise UsageError(f"the {what} is that of neither plan: {message}", hint=findings[-1].hint)
 
 
 def _causes(old: Plan, new: Plan) -> Iterator[Cause]:

@@ -23,6 +23,7 @@ from planner.plans.checks import check_figures
 from planner.plans.figures import gap_to
 from planner.plans.files import seal
 from planner.plans.findings import PLAN_AGAIN, ROUNDED, Difference, differences, limited
+from planner.plans.identity import other_hardware
 from planner.plans.model import blocks_as_said, compress
 from planner.plans.readings import has_closed_form, is_searched, schedule_of
 from planner.plans.rebuild import priced_configuration
@@ -391,7 +392,8 @@ def _repriced(plan: Plan, anew: Plan, cluster: Cluster, wrong: Sequence[Differen
     now, own = version("shardplan"), plan.provenance.version
     causes = [f"by version {own}, this is {now}"] if other_version(plan) else []
     if is_renewed(plan, cluster):
-        causes.append(f"for another profile of {cluster.name} ({plan.hardware.fingerprint[:12]})")
+        other = other_hardware(plan, cluster)
+        causes.append(f"for other hardware ({other.message if other else cluster.name})")
     before, after = _figures(plan), _figures(anew)
     count = f"{len(wrong)} figures differ, first" if len(wrong) > 1 else "one figure differs,"
     return f"the plan was priced {' and '.join(causes)}: {before} in the file, {after} now; {count} {wrong[0]}"

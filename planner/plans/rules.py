@@ -40,6 +40,10 @@ RULES: Mapping[str, tuple[Severity, str]] = {
     "infeasible": (Severity.ERROR, "the new inputs have no plan that fits"),
     "does-not-fit": (
         Severity.ERROR, "a stage of the new plan needs more memory than its devices have, and lacks more than before"),
+    "stale": (Severity.ERROR, "the model, hardware or another source of the plan is not the one that it was made for"),
+    "unreadable-source": (Severity.ERROR, "a source of the plan is in the repository and cannot be used"),
+    "unreadable-plan": (Severity.ERROR, "the plan file cannot be read"),
+    "plan-removed": (Severity.ERROR, "the plan is no longer in the repository"),
     "digest": (Severity.ERROR, "the new plan was edited by hand: its digest is not that of its content"),
     "framework-lost": (Severity.ERROR, "a training framework took the old plan and does not take the new one"),
     "unexplained-choice": (
@@ -52,6 +56,9 @@ RULES: Mapping[str, tuple[Severity, str]] = {
     "requirement-added": (Severity.WARNING, "the new plan needs what the old one did not need of a training framework"),
     "still-does-not-fit": (
         Severity.WARNING, "a stage of the new plan needs more memory than its devices have, as in the old plan"),
+    "plan-added": (Severity.INFO, "the plan is new in the repository"),
+    "plan-renamed": (Severity.INFO, "the plan has another file name"),
+    "unknown-source": (Severity.INFO, "a source of the plan is not in the repository: whether it changed is not known"),
     "old-digest": (Severity.INFO, "the old plan was edited by hand"),
     "tool-changed": (Severity.INFO, "another version of this program made the plan"),
     "model-changed": (Severity.INFO, "the plan is for another model"),
@@ -62,6 +69,26 @@ RULES: Mapping[str, tuple[Severity, str]] = {
     "figures-changed": (Severity.INFO, "figures differ though inputs and decisions are the same"),
 }  # fmt: skip
 """Severity and meaning by name. Names are stable: the name of a removed rule is not used again."""
+
+
+FILE_RULES = (
+    "unreadable-plan",
+    "plan-removed",
+    "stale",
+    "unreadable-source",
+    "plan-renamed",
+    "plan-added",
+    "unknown-source",
+)
+"""Rules about the file of a plan and its sources in a repository, the gravest first."""
+
+CLOSED = {
+    "unreadable-plan": "a plan that can be read",
+    "plan-removed": "a plan that exists",
+    "stale": "an up-to-date plan",
+    "unreadable-source": "sources that can be read",
+}
+"""Gates that hold beside any others, by the rule of which an error fails them."""
 
 
 @dataclass(frozen=True, slots=True)

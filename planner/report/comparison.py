@@ -19,7 +19,7 @@ from planner.plans.diff import Area, Change, Value
 from planner.plans.figures import GIB, Headline, headline_of
 from planner.plans.files import plain
 from planner.plans.idle import idle_count
-from planner.plans.rules import ComparedFigure, Metric, Severity
+from planner.plans.rules import FILE_RULES, ComparedFigure, Metric, Severity
 from planner.plans.words import module_ranges
 from planner.report import svg
 from planner.report.tables import Cell, Form, Report, Section, Table, data_table, report_to_markdown, table
@@ -251,7 +251,7 @@ def diff_report(
         sections = [Section(lines=tuple(_sentences(comparison)))]
         sections += [Section("Figures", table=_figures(comparison.costs))] if comparison.costs else []
         sections += _attributed(comparison, attribution)
-    findings = [remark for remark in comparison.remarks if remark.severity is not Severity.INFO]
+    findings = [r for r in comparison.remarks if r.severity is not Severity.INFO or r.rule in FILE_RULES]
     if findings:
         sections.append(Section("Findings", items=tuple(f"{r.severity} {r.rule}: {r.message}" for r in findings)))
     if failures:
@@ -269,6 +269,9 @@ def diff_verdict(comparison: PlanComparison, failures: Mapping[str, str] | None 
     failed = [gate for gate, reason in (failures or {}).items() if reason]
     if failed:
         return f"FAILED: {', '.join(failed)}"
+    of_file = [r.message for r in comparison.remarks if r.rule in FILE_RULES and r.severity is Severity.ERROR]
+    if of_file:
+        return of_file[0]
     if not (comparison.changes or comparison.remarks or comparison.decisions):
         compared = f"compared {plural(comparison.stages, 'stage')}, {plural(comparison.operators, 'operator')}"
         return f"{compared}: no changes"
@@ -384,9 +387,13 @@ def _cut(text: str) -> str:
 
 
 def diff_markdown(
-    comparison: PlanComparison, attribution: Attribution | None = None, failures: Mapping[str, str] | None = None
+    comparison: PlanComparison,
+    attribution: Attribution | None = None,
+    failures: Mapping[str, str] | None = None,
+    *,
+    room: int = MARKDOWN_BYTES,
 ) -> str:
-    """The comparison as a review comment: verdict, a table, the rest folded; at most `MARKDOWN_BYTES`."""
+    """The comparison as a review comment: verdict, a table, the rest folded as far as there is room, in bytes."""
     head = [MARKER, f"**shardplan: {markdown(diff_verdict(comparison, failures))}**"]
     if comparison.costs and not comparison.only_names and (comparison.changes or comparison.remarks):
         head.append(report_to_markdown(Report("", (Section(table=_figures(comparison.costs)),))).strip())
@@ -401,7 +408,7 @@ def diff_markdown(
     text = "\n\n".join(head) + "\n"
     for title, body in folded:
         part = f"\n<details><summary>{html(title)}</summary>\n\n{body.strip()}\n\n</details>\n"
-        if len((text + part).encode()) > MARKDOWN_BYTES - 200:
+        if len((text + part).encode()) > room - 200:
             text += f"\n{title} and what follows is left out here for its length; `--format json` has it.\n"
             break
         text += part
