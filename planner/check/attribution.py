@@ -68,8 +68,10 @@ def attribute(old: Plan, new: Plan, graphs: Sequence[Graph] = (), clusters: Sequ
 
     Prices one configuration for each cause but the last.
     """
-    _require_known("model", [[other_model(plan, graph) for plan in (old, new)] for graph in graphs])
-    _require_known("hardware", [[other_hardware(plan, cluster) for plan in (old, new)] for cluster in clusters])
+    for graph in graphs:
+        _require_known(f"{graph.name} is the model", [other_model(plan, graph) for plan in (old, new)])
+    for cluster in clusters:
+        _require_known(f"{cluster.name} is the hardware", [other_hardware(plan, cluster) for plan in (old, new)])
     models = {graph.fingerprint: graph for graph in graphs}
     machines = {cluster.fingerprint: cluster for cluster in clusters}
     causes = list(_causes(old, new))
@@ -88,13 +90,12 @@ def attribute(old: Plan, new: Plan, graphs: Sequence[Graph] = (), clusters: Sequ
     return tuple(parts), tuple(unpriced)
 
 
-def _require_known(what: str, found: Sequence[Sequence[Finding | None]]) -> None:
-    """Refuse an input that belongs to neither plan; `found` has by input how it differs from those of the plans."""
-    for differing in found:
-        findings = [finding for finding in differing if finding is not None]
-        if len(findings) == len(differing):
-            message = "; the new one: ".join(dict.fromkeys(finding.message for finding in findings))
-            raise UsageError(f"the {what} is that of neither plan: {message}", hint=findings[-1].hint)
+def _require_known(what: str, differing: Sequence[Finding | None]) -> None:
+    """Refuse an input that belongs to neither plan, by how it differs from those of the old and of the new one."""
+    findings = [finding for finding in differing if finding is not None]
+    if len(findings) == len(differing):
+        message = "; the new one: ".join(dict.fromkeys(finding.message for finding in findings))
+        raise UsageError(f"{what} of neither plan: {message}", hint=findings[-1].hint)
 
 
 def _causes(old: Plan, new: Plan) -> Iterator[Cause]:

@@ -25,28 +25,34 @@ _AGAIN_MODEL, _AGAIN_HARDWARE = "plan again for this model", "plan again for thi
 _TOLD = 3
 
 
-def other_model(plan: Plan, graph: Graph) -> Finding | None:
-    """How a model, at any batch, differs from the one that a plan was made for; None if it is that one."""
+def other_model(plan: Plan, graph: Graph, *, costs: bool = True) -> Finding | None:
+    """How a model, at any batch, differs from the one that a plan was made for; None if it is that one.
+
+    Args:
+        plan: the plan.
+        graph: the model.
+        costs: false if it is no difference that one of them has seconds of operators from a file.
+    """
     if plan.model.fingerprint == graph.fingerprint:
         return None
     name = plan.model.name
-    costs, given = (any(note.code == OWN_COSTS for note in notes) for notes in (plan.notes, graph.report.notes))
-    if costs is not given:
-        words = "with seconds of operators from a file" if costs else "without seconds of operators from a file"
-        hint = f"add --costs {plan.provenance.costs or 'FILE'}" if costs else "leave out --costs"
+    asked, given = (any(note.code == OWN_COSTS for note in notes) for notes in (plan.notes, graph.report.notes))
+    if costs and asked is not given:
+        words = "with seconds of operators from a file" if asked else "without seconds of operators from a file"
+        hint = f"add --costs {plan.provenance.costs or 'FILE'}" if asked else "leave out --costs"
         return _model(f"{name} {words} (--costs), and {graph.name} is given otherwise", hint)
-    changes = _changes(plan, graph)
+    changes = changed_model(plan, graph)
     if changes is None:
         return _model(f"{name}, not {graph.name}", _AGAIN_MODEL)
     if changes.sizes and not changes.content:
-        asked = "".join(f" --dim {dim}" for dim in _dims(plan))
-        words = f"{name} at other sizes{f' (made with{asked})' if asked else ''}: {'; '.join(changes.phrases)}"
-        return _model(words, f"add{asked}, or {_AGAIN_MODEL}" if asked else f"set them by --dim, or {_AGAIN_MODEL}")
+        dims = "".join(f" --dim {dim}" for dim in _dims(plan))
+        words = f"{name} at other sizes{f' (made with{dims})' if dims else ''}: {'; '.join(changes.phrases)}"
+        return _model(words, f"add{dims}" if dims else "set them by --dim")
     if graph.name != name and not changes.match.pairs:
         return _model(f"{name}, not {graph.name}", _AGAIN_MODEL)
     if not (changes.content or changes.names):
         identities = (f"{each.name} (fingerprint {each.fingerprint[:12]})" for each in (plan.model, graph))
-        detail = "other seconds of operators (--costs)" if costs else changes.phrases[0]
+        detail = "other seconds of operators (--costs)" if asked else changes.phrases[0]
         return _model(f"{', not '.join(identities)}: {detail}", _AGAIN_MODEL)
     now = "as it was" if graph.name == name else f"not {graph.name}"
     return _model(f"{name}, {now}: {'; '.join(changes.phrases)}", _AGAIN_MODEL)
@@ -57,7 +63,7 @@ def _model(words: str, hint: str) -> Finding:
     return Finding(Fault.MODEL, f"the plan is for {words}", hint)
 
 
-def _changes(plan: Plan, graph: Graph) -> ModelChanges | None:
+def changed_model(plan: Plan, graph: Graph) -> ModelChanges | None:
     """What differs between the plan's model and the graph; None if the graph cannot be brought into a plan's form."""
     try:
         section = model_section(dataclasses.replace(graph, source=None), precision(plan.options.precision))
@@ -100,6 +106,8 @@ def other_hardware(plan: Plan, cluster: Cluster) -> Finding | None:
         hint = f"{hint}, or {_AGAIN_HARDWARE}" if hint else _AGAIN_HARDWARE
         words = "; ".join(words for words, _ in options)
         return Finding(Fault.HARDWARE, f"the plan is for {hardware.name}, not {cluster.name}: {words}", hint)
+    if _base(hardware.name) != _base(cluster.name):
+        return Finding(Fault.HARDWARE, f"the plan is for {hardware.name}, not {cluster.name}", _AGAIN_HARDWARE)
     now = "as it was" if cluster.name == hardware.name else f"not {cluster.name}"
     if figures := _figures(plan, cluster):
         return Finding(Fault.HARDWARE, f"the plan is for {hardware.name}, {now}: {figures}", _AGAIN_HARDWARE)
@@ -108,11 +116,15 @@ def other_hardware(plan: Plan, cluster: Cluster) -> Finding | None:
     return Finding(Fault.HARDWARE, f"the plan is for {identities}: {unseen}", _AGAIN_HARDWARE)
 
 
+def _base(name: str) -> str:
+    """Name of a cluster without its number of nodes and its changed figures."""
+    return name.partition(" (")[0].partition(", ")[0]
+
+
 def _options(plan: Plan, cluster: Cluster) -> Iterator[tuple[str, str]]:
     """(words, option that gives the plan's) of the number of nodes, the stack and the changed figures that differ."""
     hardware = plan.hardware
-    base, other = (name.partition(" (")[0].partition(", ")[0] for name in (hardware.name, cluster.name))
-    if base != other:
+    if _base(hardware.name) != _base(cluster.name):
         return
     if hardware.device_count != cluster.device_count:
         said, given = (plural(count, "device") for count in (hardware.device_count, cluster.device_count))
@@ -132,4 +144,9 @@ def _figures(plan: Plan, cluster: Cluster) -> str:
     section = hardware_section(with_headroom(cluster, plan.hardware.headroom))
     found = [d for d in differences(plan.hardware, section, ("hardware",)) if d.path[1] not in ("name", "fingerprint")]
     more = [f"and {plural(len(found) - _TOLD, 'figure')} more"] if len(found) > _TOLD else []
-    return "; ".join([*(str(d).replace("worked out anew", "here") for d in found[:_TOLD]), *more])
+    return "; ".join(
+        [
+            *(str(d).replace("in the file", "in the plan").replace("worked out anew", "here") for d in found[:_TOLD]),
+            *more,
+        ]
+    )

@@ -72,14 +72,8 @@ RULES: Mapping[str, tuple[Severity, str]] = {
 
 
 FILE_RULES = (
-    "unreadable-plan",
-    "plan-removed",
-    "stale",
-    "unreadable-source",
-    "plan-renamed",
-    "plan-added",
-    "unknown-source",
-)
+    "unreadable-plan", "plan-removed", "stale", "unreadable-source", "plan-renamed", "plan-added", "unknown-source",
+)  # fmt: skip
 """Rules about the file of a plan and its sources in a repository, the gravest first."""
 
 CLOSED = {
