@@ -323,19 +323,36 @@ def own_inputs(plan: Any, given: Options) -> Options:  # noqa: ANN401
     for name, bundled in known.items():
         path = getattr(given, name) or beside(given.plan_file, getattr(asked, name))
         setattr(inputs, name, path)
-        if path and not os.path.exists(path) and not getattr(given, name) and path not in bundled():
+        lacking = not os.path.exists(path) or os.path.basename(getattr(asked, name)) != getattr(asked, name)
+        if path and lacking and not getattr(given, name) and path not in bundled():
             words = f"the {name} of the plan, {path}, lies neither here nor beside it"
             raise planner.UsageError(words, where=shown_name(given.plan_file), hint=f"name its file by --{name}")
     if not (inputs.model and inputs.hardware):
         raise planner.UsageError("the plan names no model and hardware", hint="add --model and --hardware")
     if Path(inputs.model).name == asked.model:
         inputs.dims = given.dims or recorded_dims(plan)
-        inputs.costs = given.costs or (beside(given.plan_file, asked.costs) or None)
+        inputs.costs = given.costs or _found_beside(given, "costs", asked.costs)
     if Path(inputs.hardware).name == asked.hardware:
         inputs.changes = getattr(given, "changes", ()) or asked.changes
-        inputs.stack = given.stack or beside(given.plan_file, asked.stack)
+        bundled_stack = asked.stack in planner.hardware.stack_names()
+        inputs.stack = given.stack or (asked.stack if bundled_stack else _found_beside(given, "stack", asked.stack) or "")
         inputs.nodes = given.nodes or recorded_nodes(plan, inputs.hardware)
     return inputs
+
+
+def _found_beside(given: Options, what: str, name: str) -> str | None:
+    """Path of a file that a plan names, in its folder or the current one; None if it names none.
+
+    Raises:
+        UsageError: there is no such file.
+    """
+    if not name:
+        return None
+    path = beside(given.plan_file, name)
+    if os.path.basename(name) != name or not os.path.isfile(path):
+        words = f"the {what} of the plan, {name}, lies neither here nor beside it"
+        raise planner.UsageError(words, where=shown_name(given.plan_file), hint=f"name its file by --{what}")
+    return path
 
 
 def recorded_dims(plan: Any) -> tuple[str, ...]:  # noqa: ANN401
@@ -433,7 +450,7 @@ def file_at(path: str) -> Iterator[str]:
 def beside(plan_file: str, name: str) -> str:
     """Path of a file that a plan names: in the plan's folder, else in the current one; any other name as it is."""
     path = Path(plan_file).parent / name
-    return str(path) if name and path.is_file() else name
+    return str(path) if name and os.path.basename(name) == name and path.is_file() else name
 
 
 def shown_name(path: str) -> str:

@@ -173,7 +173,7 @@ class _Sources:
         def differs(path: str, stack: str) -> str:
             is_plan = isinstance(self.plan, planner.Plan)
             nodes = _options.recorded_nodes(self.plan, path) if is_plan else _options.read_nodes(asked.nodes)
-            named = stack or (self.plan.hardware.stack if is_plan else "")
+            named = stack or (planner.hardware.named_stack(self.plan.hardware.stack) if is_plan else "")
             cluster = planner.load_cluster(path, nodes=nodes, stack=named, changes=asked.changes)
             if is_plan:
                 other = planner.plans.other_hardware(self.plan, cluster)

@@ -261,7 +261,7 @@ def check_plan(
     """
     if graph is not None and graph.fingerprint == plan.model.fingerprint:
         graph = rebatch(graph, plan.micro_batches.size)
-    renewed = cluster is not None and is_renewed(plan, cluster)
+    renewed = graph is not None and cluster is not None and is_renewed(plan, cluster)  # then it is priced anew
     validation = validate(plan, graph, None if renewed else cluster)
     faults = {finding.fault for finding in validation}
     further: list[Finding] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import json
 import os
 import re
 import stat
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+import planner
 from tests.cli.plan_files import run as command_line
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -341,6 +343,49 @@ def test_every_verdict_of_several_plans_names_its_file_and_gates(topic: Reposito
         ("a", "step_time:+0.1%"), ("b", "an up-to-date plan"), ("c", "step_time:+0.1%"), ("m", "step_time:+0.1%"),
     ]  # fmt: skip
     assert comment.count("- step_time:+0.1%: step_time is ") == 3
+
+
+OURS = """stack: ours
+about: measured here
+base: megatron-2025
+launch: {value: 20 us, source: here}
+sources:
+  here: measured on our machines
+"""
+
+
+def costs_of(own: Repository) -> None:
+    """Seconds of the model's operators, as a file."""
+    graph = planner.load_graph(str(own.folder / "model.onnx"))
+    seconds = {node.key: [1e-4, 2e-4, 1e-4] for node in graph.nodes}
+    head = {"format": "shardplan-costs/1", "model": graph.fingerprint, "of": "this machine", "batch": 1}
+    (own.folder / "costs.json").write_text(json.dumps({**head, "operators": seconds}))
+
+
+@pytest.mark.parametrize("source", ["ours.yaml", "costs.json", "configuration.json"])
+def test_stacks_costs_and_configurations_are_sources_too(topic: Repository, source: str) -> None:
+    (topic.folder / "ours.yaml").write_text(OURS)
+    (topic.folder / "configuration.json").write_text(
+        '{"format": "shardplan-configuration", "version": 1, "degrees": {"tensor": 2}}'
+    )
+    costs_of(topic)
+    option = {"ours.yaml": "--stack", "costs.json": "--costs", "configuration.json": "--config"}[source]
+    job = ("predict", "model.onnx", "-H", "cluster.yaml", "--nodes", "2", "-b", "64", option, source)
+    topic.shardplan(*job, "-o", "s.plan.json")
+    topic.push()
+    topic.run("git", "branch", "-f", "base")
+    assert topic.compare(base="base")[0] == 0
+    before, after = {
+        "ours.yaml": ("20 us", "30 us"),
+        "costs.json": ('"of": "', '"of": "other '),
+        "configuration.json": ("2}", "4}"),
+    }[source]
+    topic.edit(source, lambda text: text.replace(before, after, 1))
+    topic.push()
+    code, annotations, _ = topic.compare(base="base")
+    assert code == 1
+    assert "file=s.plan.json,title=stale::" in annotations
+    assert "m.plan.json" not in annotations
 
 
 def test_a_plan_whose_sources_are_elsewhere_is_let_pass_and_said_where_it_changed(topic: Repository) -> None:
