@@ -335,7 +335,9 @@ def own_inputs(plan: Any, given: Options) -> Options:  # noqa: ANN401
     if Path(inputs.hardware).name == asked.hardware:
         inputs.changes = getattr(given, "changes", ()) or asked.changes
         bundled_stack = asked.stack in planner.hardware.stack_names()
-        inputs.stack = given.stack or (asked.stack if bundled_stack else _found_beside(given, "stack", asked.stack) or "")
+        inputs.stack = given.stack or (
+            asked.stack if bundled_stack else _found_beside(given, "stack", asked.stack) or ""
+        )
         inputs.nodes = given.nodes or recorded_nodes(plan, inputs.hardware)
     return inputs
 

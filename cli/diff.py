@@ -150,13 +150,13 @@ def _review(given: Options) -> int:
     if given.comment_file and reviews:
         planner.files.write_whole(given.comment_file, planner.report.review_markdown(reviews, unchanged))
     if given.form == "json":
-        click.echo(written(None, planner.report.review_document(reviews, unchanged), "json"), nl=False)
+        say_document(written(None, planner.report.review_document(reviews, unchanged), "json"))
     elif given.form == "markdown":
-        click.echo(planner.report.review_markdown(reviews, unchanged), nl=False)
+        say_document(planner.report.review_markdown(reviews, unchanged), given.form)
     elif given.form == "github":
-        click.echo(planner.report.review_annotations(reviews, unchanged), nl=False)
+        say_document(planner.report.review_annotations(reviews, unchanged), given.form)
     else:
-        click.echo(planner.report.review_text(reviews, unchanged, every_value=given.every_value), nl=False)
+        say_document(planner.report.review_text(reviews, unchanged, every_value=given.every_value), given.form)
     if any(remark.rule == "unreadable-plan" for review in reviews for remark in review.comparison.remarks):
         return FOUND
     failed = any(any(review.failures.values()) for review in reviews) if watched else bool(reviews)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.check.attribution import Attribution
+from planner.escaping import markdown_code, visible, workflow_command
 from planner.plans.comparison import PlanComparison
 from planner.report.comparison import MARKDOWN_BYTES, MARKER, diff_annotations, diff_markdown, diff_report, diff_verdict
 from planner.report.tables import Report, report_to_text
 from planner.units import plural
-
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +45,7 @@ def review_text(reviews: Sequence[PlanReview], unchanged: int, *, every_value: b
     parts = []
     for review in reviews:
         report = diff_report(review.comparison, review.attribution, review.failures, every_value=every_value)
-        titled = Report(f"{_printable(review.file)}: {report.title}", report.sections)
+        titled = Report(f"{visible(review.file)}: {report.title}", report.sections)
         parts.append(report_to_text(titled))
     return "\n".join([*parts, f"{review_verdict(reviews, unchanged)}\n"])
 
@@ -59,7 +57,7 @@ def review_markdown(reviews: Sequence[PlanReview], unchanged: int) -> str:
         left = len(reviews) - at
         room = (MARKDOWN_BYTES - len(text.encode()) - 200) // left
         body = diff_markdown(review.comparison, review.attribution, review.failures, room=room)
-        part = f"\n### {_code(review.file)}\n\n{body.removeprefix(MARKER).lstrip()}"
+        part = f"\n### {markdown_code(review.file)}\n\n{body.removeprefix(MARKER).lstrip()}"
         if len((text + part).encode()) > MARKDOWN_BYTES - 200:
             return f"{text}\n{plural(left, 'further plan')} left out here for its length.\n"
         text += part
@@ -68,8 +66,8 @@ def review_markdown(reviews: Sequence[PlanReview], unchanged: int) -> str:
 
 def review_annotations(reviews: Sequence[PlanReview], unchanged: int) -> str:
     """Findings and failed gates of all plans as workflow commands of GitHub Actions."""
-    lines = [diff_annotations(each.comparison, each.failures, file=_printable(each.file)) for each in reviews]
-    return "".join(lines) or f"::notice title=shardplan::{review_verdict(reviews, unchanged)}\n"
+    lines = [diff_annotations(each.comparison, each.failures, file=each.file) for each in reviews]
+    return "".join(lines) or f"{workflow_command('notice', review_verdict(reviews, unchanged), title='shardplan')}\n"
 
 
 def review_document(reviews: Sequence[PlanReview], unchanged: int) -> dict[str, object]:
@@ -77,7 +75,7 @@ def review_document(reviews: Sequence[PlanReview], unchanged: int) -> dict[str, 
     fields = ("causes", "decisions", "costs", "remarks", "changes")
     plans = [
         {
-            "file": _printable(each.file),
+            "file": visible(each.file),
             "verdict": diff_verdict(each.comparison, each.failures),
             **{name: getattr(each.comparison, name) for name in fields},
             "attribution": each.attribution,
@@ -86,17 +84,3 @@ def review_document(reviews: Sequence[PlanReview], unchanged: int) -> dict[str, 
         for each in reviews
     ]
     return {"verdict": review_verdict(reviews, unchanged), "unchanged": unchanged, "plans": plans}
-
-
-def _printable(name: str) -> str:
-    """A file name without line ends and other control characters; bytes that are no UTF-8 as escapes."""
-    text = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
-
-
-def _code(name: str) -> str:
-    """A file name as a code span of Markdown, whatever is in it."""
-    text = _printable(name)
-    fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
-    pad = " " if text.startswith("`") or text.endswith("`") else ""
-    return f"{fence}{pad}{text}{pad}{fence}"

@@ -293,7 +293,7 @@ def test_plans_of_any_name_are_held_against_their_sources(topic: Repository, nam
     code, annotations, comment = topic.compare(base="base")
     assert code == 1
     assert "title=stale::the plan is for model, as it was: 1 layer more" in annotations
-    shown = name.replace("\n", "\\x0a")
+    shown = name.replace("\n", "\\n")
     assert f"### `{shown}`" in comment
     assert comment.count("### `") == (2 if folder == topic.folder else 1), "the model at the top is of both plans"
 

@@ -293,7 +293,7 @@ def test_annotations_are_one_line_each_whatever_the_names() -> None:
     found = compare_plans(old, slower(old, 1.1))
     text = diff_annotations(found, {"step_time:+3%": "too\nslow: 100%"}, file="a,b.json")
     first, *others = text.splitlines()
-    assert first == "::error file=a%2Cb.json,title=gate step_time%3A+3%25::too%0Aslow: 100%25"
+    assert first == "::error file=a%2Cb.json,title=gate step_time%3A+3%25::too\\nslow: 100%25"
     assert others[0].startswith("::warning file=a%2Cb.json,title=slower::step_time 500 ms -> 550 ms")
 
 
