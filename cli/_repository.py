@@ -12,7 +12,7 @@ from typing import Any
 
 import planner
 
-from . import _options
+from . import _inputs, _options
 from ._options import Options
 
 PLANS = ":(top,glob)**/*.plan.json"
@@ -161,7 +161,7 @@ class _Sources:
 
     def _dims(self) -> tuple[str, ...]:
         if isinstance(self.plan, planner.Plan):
-            return _options.recorded_dims(self.plan)
+            return _inputs.recorded_dims(self.plan)
         return tuple(self.plan.provenance.dims)
 
     def hardware(self) -> list[Said]:
@@ -172,7 +172,7 @@ class _Sources:
 
         def differs(path: str, stack: str) -> str:
             is_plan = isinstance(self.plan, planner.Plan)
-            nodes = _options.recorded_nodes(self.plan, path) if is_plan else _options.read_nodes(asked.nodes)
+            nodes = _inputs.recorded_nodes(self.plan, path) if is_plan else _options.read_nodes(asked.nodes)
             named = stack or (planner.hardware.named_stack(self.plan.hardware.stack) if is_plan else "")
             cluster = planner.load_cluster(path, nodes=nodes, stack=named, changes=asked.changes)
             if is_plan:

@@ -10,7 +10,7 @@ import click
 
 import planner
 
-from . import _options
+from . import _inputs, _options
 from ._partition import OWN, partition_options, plan_partition, planned_as_partition
 from ._report import Draw, best_so_far, progress_line, say_document, say_where, show
 
@@ -162,7 +162,7 @@ def command(given: _options.Options) -> None:
         )
     given = _options.Options(**{name: value for name, value in vars(given).items() if name not in OWN})
     orders = [(given.schedule_file, _options.read_file(given.schedule_file))] if given.schedule_file else []
-    provenance = _options.provenance_of(given, *orders)
+    provenance = _inputs.provenance_of(given, *orders)
     with progress_line(given.quiet or given.form == "json", counted=True, doing="reading the model") as draw:
         graph = _options.load_graph(given)
         cluster = _options.load_hardware(given)

@@ -15,7 +15,7 @@ import click
 
 import planner
 
-from . import _options
+from . import _inputs, _options
 from ._report import progress_line, say, say_document, say_where, show
 
 _degree = functools.partial(click.option, type=click.IntRange(min=1), default=1, show_default=True)
@@ -137,7 +137,7 @@ def command(given: _options.Options) -> None:
         read = [
             path for path in (given.config, given.framework and given.framework[1]) if path and os.path.isfile(path)
         ]
-        provenance = _options.provenance_of(given, *((path, _options.read_file(path)) for path in read))
+        provenance = _inputs.provenance_of(given, *((path, _options.read_file(path)) for path in read))
         prediction = planner.predict(
             graph, cluster, job, configuration, fewest_weights=given.framework is not None, provenance=provenance
         )

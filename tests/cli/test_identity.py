@@ -45,7 +45,6 @@ SIZES = (
     ("words", "code"),
     [
         (("check", "plain.plan.json", "--model", "gpt2"), 7),
-        (("explain", "plain.plan.json", "--model", "gpt2", "--hardware", "dgx-a100"), 2),
         (("export", "plain.plan.json", "--to", "megatron", "-o", "out", "--model", "gpt2"), 2),
     ],
     ids=lambda words: words[0] if isinstance(words, tuple) else "",
@@ -53,8 +52,6 @@ SIZES = (
 def test_a_length_that_was_asked_for_is_said_and_is_the_remedy(
     words: tuple[str, ...], code: int, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if words[0] == "explain":
-        pytest.skip("plans of single devices have no splits to explain")
     monkeypatch.chdir(folder)
     assert SIZES in said(capsys, *words, code=code)
     said(capsys, *words, "--dim", "seq=256", code=0)
