@@ -140,7 +140,7 @@ def parsed(name: str, read: Callable[[str], Any], wanted: str) -> click.ParamTyp
     return kind
 
 
-def _nodes(text: str) -> int | str | None:
+def read_nodes(text: str) -> int | str | None:
     """A number, or the text that `planner.load_cluster` reads."""
     if not re.fullmatch(r"0*[1-9]\d*(x0*[1-9]\d*)?", text.lower()):
         return None
@@ -160,7 +160,7 @@ def fraction(most: float) -> click.ParamType[Any]:
     return parsed("PERCENT", read, "not a part such as 5% or 0.05")
 
 
-NODES = parsed("N[xDEVICES]", _nodes, "not a number of nodes of at least 1, nor one such as 4x64")
+NODES = parsed("N[xDEVICES]", read_nodes, "not a number of nodes of at least 1, nor one such as 4x64")
 """`4`, or `4x64`: a number of nodes, and how many devices of each are used."""
 
 nodes_option: Decorator = click.option(
@@ -306,34 +306,6 @@ def load_hardware(given: Options, **otherwise: Any) -> Any:  # noqa: ANN401
     return cluster
 
 
-def own_inputs(plan: Any, given: Options) -> Options:  # noqa: ANN401
-    """The options completed by the model and hardware that a plan names, at the plan's sizes.
-
-    Args:
-        plan: the plan.
-        given: `plan_file`, beside which files that the plan names are also looked for, and `against_options`.
-
-    Raises:
-        UsageError: the plan does not name its model or hardware, or they are files that are not found.
-    """
-    inputs = Options(**vars(given))
-    known = {"model": planner.bundled_names, "hardware": planner.cluster_names}
-    for name, bundled in known.items():
-        path = getattr(given, name) or beside(given.plan_file, getattr(plan.provenance, name))
-        setattr(inputs, name, path)
-        if path and not os.path.exists(path) and not getattr(given, name) and path not in bundled():
-            words = f"the {name} of the plan, {path}, lies neither here nor beside it"
-            raise planner.UsageError(words, where=shown_name(given.plan_file), hint=f"name its file by --{name}")
-    if not (inputs.model and inputs.hardware):
-        raise planner.UsageError("the plan names no model and hardware", hint="add --model and --hardware")
-    if not inputs.dims and inputs.model in planner.bundled_names() and plan.headline and plan.headline.sequence:
-        default_length, sequence = planner.bundled_info(inputs.model).seq, plan.headline.sequence
-        inputs.dims = (f"seq={sequence}",) if default_length and default_length != sequence else ()
-    if not inputs.nodes and planner.load_cluster(inputs.hardware).device_count != plan.hardware.device_count:
-        inputs.nodes = plan.hardware.nodes
-    return inputs
-
-
 def _numbers(text: str) -> tuple[int, ...] | None:
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdigit() and int(part) > 0 for part in parts):
@@ -384,7 +356,7 @@ def _at_revision(path: str) -> bytes | None:
     if not re.fullmatch(r"[^:/\\][^:]+:.+", path) or "\0" in path or os.path.exists(path):
         return None
     try:
-        shown = subprocess.run(["git", "show", path], capture_output=True, check=False)
+        shown = subprocess.run(["git", "show", "--end-of-options", path], capture_output=True, check=False)
     except FileNotFoundError:
         return None
     if shown.returncode:
@@ -408,9 +380,9 @@ def file_at(path: str) -> Iterator[str]:
 
 
 def beside(plan_file: str, name: str) -> str:
-    """Path of a file that a plan names: in the current folder, else in the plan's; any other name as it is."""
+    """Path of a file that a plan names: in the plan's folder, else in the current one; any other name as it is."""
     path = Path(plan_file).parent / name
-    return str(path) if name and not os.path.exists(name) and path.is_file() else name
+    return str(path) if name and os.path.basename(name) == name and path.is_file() else name
 
 
 def shown_name(path: str) -> str:

@@ -14,7 +14,7 @@ import click
 
 import planner
 
-from . import _options
+from . import _inputs, _options
 from ._report import progress_line, say, show
 
 
@@ -83,7 +83,7 @@ def command(given: _options.Options) -> None:
     if given.plot:
         planner.files.write_whole(given.plot, planner.report.comparison_svg(comparison))
     if given.plans_folder:
-        provenance = planner.default_provenance(given.model, given.hardware)
+        provenance = _inputs.provenance_of(given)
         _write_plans(given.plans_folder, *planner.systems.plans_of(comparison, provenance))
     remark = "" if given.precision else planner.costs.precision_remark(comparison.precision, cluster.devices)
     document = planner.report.comparison_document(comparison)

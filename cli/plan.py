@@ -10,7 +10,7 @@ import click
 
 import planner
 
-from . import _options
+from . import _inputs, _options
 from ._partition import OWN, partition_options, plan_partition, planned_as_partition
 from ._report import Draw, best_so_far, progress_line, say_document, say_where, show
 
@@ -161,7 +161,8 @@ def command(given: _options.Options) -> None:
             "--least says what --target minimizes: add --target step=2s, say, and --price where the profile has none"
         )
     given = _options.Options(**{name: value for name, value in vars(given).items() if name not in OWN})
-    provenance = planner.default_provenance(given.model, given.hardware)
+    orders = [(given.schedule_file, _options.read_file(given.schedule_file))] if given.schedule_file else []
+    provenance = _inputs.provenance_of(given, *orders)
     with progress_line(given.quiet or given.form == "json", counted=True, doing="reading the model") as draw:
         graph = _options.load_graph(given)
         cluster = _options.load_hardware(given)
@@ -205,7 +206,9 @@ def _for_target(graph: Any, largest: Any, provenance: Any, given: _options.Optio
 
     def plan_on(devices: int) -> Any:  # noqa: ANN401
         cluster = _options.load_hardware(given, nodes=None, devices=devices)
-        plan = _planned(graph, cluster, provenance, given, draw)
+        per_node = cluster.node_size or 1
+        sized = dataclasses.replace(provenance, nodes=f"{cluster.device_count // per_node}x{per_node}")
+        plan = _planned(graph, cluster, sized, given, draw)
         return planner.with_price(plan, given.price) if given.price else plan
 
     target = planner.ask.read_target(given.target)

@@ -14,7 +14,8 @@ import click
 import planner
 
 from . import _options, _partition
-from ._options import Options, flag, load_against, own_inputs, read_file, shown_name
+from ._inputs import own_inputs
+from ._options import Options, flag, load_against, read_file, shown_name
 from ._report import FOUND, progress_line, say, say_checked, say_document, show, terminal_width, written
 from .run import model_of_plan
 
@@ -281,6 +282,7 @@ LACKING = 9
 @_options.command("check")
 @click.argument("plan_file", type=_options.PLAN, metavar="PLAN")
 @_options.against_options
+@_options.set_option
 @click.option(
     "--search",
     "search_s",

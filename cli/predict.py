@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import click
 
 import planner
 
-from . import _options
+from . import _inputs, _options
 from ._report import progress_line, say, say_document, say_where, show
 
 _degree = functools.partial(click.option, type=click.IntRange(min=1), default=1, show_default=True)
@@ -133,7 +134,10 @@ def command(given: _options.Options) -> None:
             framework_degrees, sequence = _framework_degrees(given, graph, cluster) if given.framework else ({}, 0)
             configuration = dataclasses.replace(_degrees(given), **framework_degrees)
         job = _job(given, configuration)
-        provenance = planner.default_provenance(given.model, given.hardware)
+        read = [
+            path for path in (given.config, given.framework and given.framework[1]) if path and os.path.isfile(path)
+        ]
+        provenance = _inputs.provenance_of(given, *((path, _options.read_file(path)) for path in read))
         prediction = planner.predict(
             graph, cluster, job, configuration, fewest_weights=given.framework is not None, provenance=provenance
         )
@@ -195,7 +199,8 @@ def _best_words(comparison: dict[str, Any]) -> str:
     if comparison["best_s"] is None:
         return f"best plan: none fits ({comparison['reason']})"
     difference_s, ratio, seconds = comparison["lacks_s"], comparison["ratio"], planner.units.format_seconds
-    difference = f"{seconds(abs(difference_s))} {'more' if difference_s > 0 else 'less'}" if difference_s else "as long"
+    word = "more" if difference_s > 0 else "less"
+    difference = f"{seconds(abs(difference_s))} {word}" if planner.units.is_visible(ratio - 1, 1) else "as long"
     return f"best plan: {seconds(comparison['best_s'])} an iteration; this takes {difference} ({ratio:.3f} times)"
 
 

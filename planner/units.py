@@ -190,6 +190,15 @@ def format_fraction(fraction: float, digits: int = 3) -> str:
     return render(fraction, Dimension.FRACTION, digits)
 
 
+def is_visible(change: float, digits: int = 2) -> bool:
+    """True if a fraction, such as a relative change, is not zero when it is shown in percent with so many decimals.
+
+    >>> is_visible(0.0001), is_visible(-0.00004), is_visible(0.00004, digits=3)
+    (True, False, True)
+    """
+    return float(f"{abs(change) * 100:.{digits}f}") != 0
+
+
 def format_number(value: float, digits: int = 4) -> str:
     """A number with some significant digits, or all digits before the point: 0.1235, 93.74, 123,457."""
     return f"{value:,.{digits}g}" if abs(value) < 10**digits - 0.5 else f"{value:,.0f}"

@@ -17,6 +17,8 @@ from planner.hardware.types import Cluster
 from planner.named_shardings import NamedConfiguration, with_sharding
 from planner.plans import Plan
 from planner.plans.comparison import fullest
+from planner.plans.findings import Finding
+from planner.plans.identity import other_hardware, other_model
 from planner.plans.matching import decision_words, match_blocks
 from planner.prediction import predict
 from planner.space import Configuration
@@ -66,8 +68,10 @@ def attribute(old: Plan, new: Plan, graphs: Sequence[Graph] = (), clusters: Sequ
 
     Prices one configuration for each cause but the last.
     """
-    _require_known("model", {old.model.fingerprint, new.model.fingerprint}, graphs)
-    _require_known("hardware", {old.hardware.fingerprint, new.hardware.fingerprint}, clusters)
+    for graph in graphs:
+        _require_known(f"{graph.name} is the model", [other_model(plan, graph) for plan in (old, new)])
+    for cluster in clusters:
+        _require_known(f"{cluster.name} is the hardware", [other_hardware(plan, cluster) for plan in (old, new)])
     models = {graph.fingerprint: graph for graph in graphs}
     machines = {cluster.fingerprint: cluster for cluster in clusters}
     causes = list(_causes(old, new))
@@ -86,12 +90,12 @@ def attribute(old: Plan, new: Plan, graphs: Sequence[Graph] = (), clusters: Sequ
     return tuple(parts), tuple(unpriced)
 
 
-def _require_known(what: str, fingerprints: set[str], given: Sequence[Graph] | Sequence[Cluster]) -> None:
-    for item in given:
-        if item.fingerprint not in fingerprints:
-            raise UsageError(
-                f"{item.name} is the {what} of neither plan", hint="give the sizes, nodes and stack of the plans"
-            )
+def _require_known(what: str, differing: Sequence[Finding | None]) -> None:
+    """Refuse an input that belongs to neither plan, by how it differs from those of the old and of the new one."""
+    findings = [finding for finding in differing if finding is not None]
+    if len(findings) == len(differing):
+        message = "; the new one: ".join(dict.fromkeys(finding.message for finding in findings))
+        raise UsageError(f"{what} of neither plan: {message}", hint=findings[-1].hint)
 
 
 def _causes(old: Plan, new: Plan) -> Iterator[Cause]:

@@ -23,6 +23,8 @@ from planner.plans.checks import check_figures
 from planner.plans.figures import gap_to
 from planner.plans.files import seal
 from planner.plans.findings import PLAN_AGAIN, ROUNDED, Difference, differences, limited
+from planner.plans.identity import other_hardware
+from planner.plans.model import blocks_as_said, compress
 from planner.plans.readings import has_closed_form, is_searched, schedule_of
 from planner.plans.rebuild import priced_configuration
 from planner.plans.words import significant
@@ -82,7 +84,7 @@ def reevaluate(plan: Plan, graph: Graph, cluster: Cluster) -> tuple[Plan, tuple[
         schedule=schedule,
         given=plan.schedule.given,
     )
-    anew = _priced_as(plan, anew)
+    anew = _with_blocks_of(plan, _priced_as(plan, anew))
     takers = tuple(BACKENDS.get(name) for name in plan.options.backends)
     anew = dataclasses.replace(
         anew,
@@ -112,6 +114,12 @@ def _priced_as(plan: Plan, anew: Plan) -> Plan:
     return with_price(anew, old.dollars_per_hour / old.device_count)
 
 
+def _with_blocks_of(plan: Plan, anew: Plan) -> Plan:
+    """The new plan without structures of blocks if the plan, of a file of before, has none."""
+    blocks = blocks_as_said(anew.block_table, plan.block_table)
+    return anew if blocks is anew.block_table else dataclasses.replace(anew, blocks=compress(blocks))
+
+
 ClaimCheck = tuple[Sequence[Difference], tuple[str, ...], str]
 """Claims of a plan that differ from those of a new search, what could not be compared, and how the search decides
 otherwise ("" if it does not)."""
@@ -139,7 +147,7 @@ def replan(plan: Plan, graph: Graph, cluster: Cluster) -> Plan:
         anew = predict(graph, cluster, plan.options, plan).plan
     else:
         anew = _searched_again(plan, graph, cluster)
-    return seal(dataclasses.replace(_priced_as(plan, anew), provenance=now))
+    return seal(dataclasses.replace(_with_blocks_of(plan, _priced_as(plan, anew)), provenance=now))
 
 
 def _searched_again(plan: Plan, graph: Graph, cluster: Cluster, progress: Progress | None = None) -> Plan:
@@ -190,6 +198,7 @@ def check_claims(plan: Plan, graph: Graph, cluster: Cluster, limit_s: float) -> 
         again = _searched_again(plan, graph, cluster, stop)
     except TimeoutError:
         return (), (f"{_CLAIMED}: searching anew takes more than {limit_s:g} s",), ""
+    again = _with_blocks_of(plan, again)
     found = list(differences(plan, dataclasses.replace(again, model=again.model.comparable(plan.model))))
     decided = [each for each in found if each.path[0] not in ("predictions", "alternatives", "free_choice")]
     wrong = [each for each in found if each.path[0] == "predictions" and each.path[1] in _BOUND]
@@ -252,7 +261,7 @@ def check_plan(
     """
     if graph is not None and graph.fingerprint == plan.model.fingerprint:
         graph = rebatch(graph, plan.micro_batches.size)
-    renewed = cluster is not None and is_renewed(plan, cluster)
+    renewed = graph is not None and cluster is not None and is_renewed(plan, cluster)  # then it is priced anew
     validation = validate(plan, graph, None if renewed else cluster)
     faults = {finding.fault for finding in validation}
     further: list[Finding] = []
@@ -383,7 +392,8 @@ def _repriced(plan: Plan, anew: Plan, cluster: Cluster, wrong: Sequence[Differen
     now, own = version("shardplan"), plan.provenance.version
     causes = [f"by version {own}, this is {now}"] if other_version(plan) else []
     if is_renewed(plan, cluster):
-        causes.append(f"for another profile of {cluster.name} ({plan.hardware.fingerprint[:12]})")
+        other = other_hardware(plan, cluster)
+        causes.append(f"for other hardware ({other.message if other else cluster.name})")
     before, after = _figures(plan), _figures(anew)
     count = f"{len(wrong)} figures differ, first" if len(wrong) > 1 else "one figure differs,"
     return f"the plan was priced {' and '.join(causes)}: {before} in the file, {after} now; {count} {wrong[0]}"

@@ -28,6 +28,10 @@ from planner.operators.types import Origin, SavedBytes
 
 FORMAT = "shardplan-costs/1"
 _ATTRIBUTE, _UPDATE = "measured_s", "measured_update_byte_per_s"
+GIVEN_SECONDS = frozenset((_ATTRIBUTE, _UPDATE))
+"""Attributes of operators whose seconds come from a file of costs."""
+OWN_COSTS = "own-costs"
+"""Code of the note that seconds of operators come from a file."""
 _FIELDS = ("forward_s", "backward_s", "weight_grad_s")
 
 
@@ -77,7 +81,7 @@ def with_costs(graph: Graph, text: str | bytes, name: str = "costs") -> Graph:
         attributes = {**node.attributes, _ATTRIBUTE: times, _UPDATE: update}
         nodes.append(dataclasses.replace(node, attributes=attributes))
     digest = hashlib.sha256(text if isinstance(text, bytes) else text.encode()).hexdigest()
-    note = Note(NoteLevel.INFO, "own-costs", f"seconds of operators are those of {name}: {document['of']}")
+    note = Note(NoteLevel.INFO, OWN_COSTS, f"seconds of operators are those of {name}: {document['of']}")
     return dataclasses.replace(
         graph,
         nodes=tuple(nodes),

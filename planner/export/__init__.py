@@ -19,7 +19,7 @@ from planner.export.reading import Beside, FrameworkJob, Options, Reader, option
 from planner.foreign_files import Door
 from planner.graph import Graph
 from planner.importers.onnx_graph.read import read_model
-from planner.plans import Plan
+from planner.plans import Plan, require_inputs
 from planner.registry import Registry
 from planner.systems.backends import BACKENDS, Backend
 from planner.systems.backends.needs import lacks
@@ -189,11 +189,13 @@ def export(
         model: the model as ONNX, or its path, for exporters that write the model itself.
 
     Raises:
-        UsageError: no exporter has that name, or it needs the model.
+        UsageError: no exporter has that name, it needs the model, or the graph is not the plan's model.
         ModelError: the model cannot be read.
         PlanError: the framework cannot express the plan; `problems` names every reason with its remedy.
     """
-    exporter, missing = EXPORTERS.get(name), lacking(plan, name, graph)
+    exporter = EXPORTERS.get(name)
+    require_inputs(plan, graph)
+    missing = lacking(plan, name, graph)
     if missing:
         problems = [Problem(f"{exporter.backend.title} lacks {feature.need}", hint=feature.hint) for feature in missing]
         raise PlanError(problems[0].message, hint=problems[0].hint, problems=problems)

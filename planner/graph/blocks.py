@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -266,20 +266,36 @@ def _names(wanted: Sequence[str]) -> list[str]:
     return names
 
 
-def structural_hash(graph: Graph, nodes: Sequence[int]) -> str:
-    """A hash (hex), equal for groups of nodes that differ only in names and weights."""
+def structural_hash(
+    graph: Graph,
+    nodes: Sequence[int],
+    described: Callable[[int, int, str], str] | None = None,
+    *,
+    without: Collection[str] = (),
+) -> str:
+    """A hash (hex), equal for groups of nodes that differ only in names and weights.
+
+    Args:
+        graph: the graph.
+        nodes: indices of the group, in topological order.
+        described: what a tensor is, apart from its name, given the first node of the group that has it, its place among
+            that node's inputs or, from -1 down, its outputs, and its name. By default kind, type, shape and value.
+        without: attributes that do not count.
+    """
     numbered: dict[str, str] = {"": "-"}
     texts: list[str] = []
 
-    def number(name: str) -> str:
+    def number(node: int, place: int, name: str) -> str:
         if name not in numbered:
-            numbered[name] = f"{len(numbered) - 1}:{_kind_in_words(graph, name)}"
+            words = described(node, place, name) if described else _kind_in_words(graph, name)
+            numbered[name] = f"{len(numbered) - 1}:{words}"
         return numbered[name]
 
     for i in nodes:
         node = graph.nodes[i]
-        attributes = sorted(node.attributes.items(), key=lambda kv: kv[0]) if node.attributes else []
-        reads, writes = ",".join(map(number, node.inputs)), ",".join(map(number, node.outputs))
+        attributes = sorted((kv for kv in node.attributes.items() if kv[0] not in without), key=lambda kv: kv[0])
+        reads = ",".join(number(i, place, name) for place, name in enumerate(node.inputs))
+        writes = ",".join(number(i, -1 - place, name) for place, name in enumerate(node.outputs))
         texts.append(f"{node.op}|{node.repeat}|{attributes}|{reads}>{writes};")
     return hashlib.sha256("".join(texts).encode()).hexdigest()[:16]
 

@@ -21,7 +21,8 @@ from planner.plans.idle import fuller_use, idle_count
 from planner.plans.model import Block, BlockRun, compress
 from planner.plans.rank_schedule import RankSchedule, lay_out, meeting
 from planner.plans.readings import requirements, words_in
-from planner.plans.records import Duplicated, Given, Provenance, SharedParameter, Stage
+from planner.plans.records import Duplicated, FileRead, Given, Provenance, SharedParameter, Stage
+from planner.plans.structures import block_structures
 from planner.plans.types import EXPOSED_MINOR, FORMAT, SCHEMA_VERSION, Plan, Requirement, minor_of
 from planner.plans.words import module_ranges, significant
 from planner.schedules import ActionKind, Schedule, WeightPolicy, get
@@ -210,12 +211,34 @@ def _not_modelled(cluster: Cluster, *, sharded: bool, duplicated: Sequence[Dupli
     return (*NOT_MODELLED, *(effect for effect, holds in effects if holds))
 
 
-def default_provenance(model: str = "", hardware: str = "") -> Provenance:
-    """Who made a plan: this program and version, and what the user called model and hardware, without folders.
+def default_provenance(
+    model: str = "",
+    hardware: str = "",
+    *,
+    dims: Sequence[str] = (),
+    nodes: int | str | None = None,
+    changes: Sequence[str] = (),
+    stack: str = "",
+    costs: str = "",
+    files: Sequence[FileRead] = (),
+) -> Provenance:
+    """Who made a plan: this program and version, and what the user called model, hardware and stack, without folders.
 
     Nothing of it depends on where files lie or how the command line was written: the same question has the same bytes.
+
+    Args:
+        model: name or path.
+        hardware: name or path.
+        dims: sizes that the model was read at, `seq=1024` each.
+        nodes: number of nodes that was asked for; None for the profile's own.
+        changes: figures of the hardware that were set, in the order in which they were.
+        stack: name or path; "" if none was named.
+        costs: path of the file of seconds of operators; "" if there is none.
+        files: further files that the plan is made from.
     """
-    return Provenance("shardplan", version("shardplan"), (), Path(model).name, Path(hardware).name)
+    model, hardware, stack, costs = (Path(name).name if name else "" for name in (model, hardware, stack, costs))
+    made_by, sizes = ("shardplan", version("shardplan"), ()), (tuple(sorted(dims)), str(nodes or ""))
+    return Provenance(*made_by, model, hardware, *sizes, tuple(changes), stack, costs, tuple(files))
 
 
 def with_simulation(plan: Plan, iteration_s: float) -> Plan:
@@ -385,7 +408,7 @@ def staged(
 @per_graph
 def block_table(chain: Chain) -> tuple[Block, ...]:
     """The blocks of a chain by the names of what is in them; the same at every micro-batch size."""
-    return tuple(_block(chain, at) for at in range(len(chain.blocks)))
+    return tuple(_block(chain, at, structure) for at, structure in enumerate(block_structures(chain)))
 
 
 @per_graph
@@ -394,7 +417,7 @@ def _block_runs(chain: Chain) -> tuple[BlockRun, ...]:
     return compress(block_table(chain))
 
 
-def _block(chain: Chain, at: int) -> Block:
+def _block(chain: Chain, at: int, structure: str) -> Block:
     nodes = _block_nodes(chain, at)
     keys = tuple(chain.graph.nodes[node].key for node in nodes)
-    return Block(chain.blocks[at].name, keys, sections.block_parameters(chain.graph, nodes))
+    return Block(chain.blocks[at].name, keys, sections.block_parameters(chain.graph, nodes), structure)

@@ -28,6 +28,8 @@ from planner.plans.claims import check_claims_alone
 from planner.plans.figures import Alternative, StagePrediction, gap_to
 from planner.plans.files import to_document
 from planner.plans.findings import PLAN_AGAIN, RELATIVE, ROUNDED, Fault, Finding, differences, stage_in
+from planner.plans.identity import other_model
+from planner.plans.model import blocks_as_said
 from planner.plans.rank_schedule import tied_groups
 from planner.plans.readings import is_searched, leaders, malformed, requirements, schedule_of, unit_sizes, work_of
 from planner.plans.rebuild import RebuiltSharding, alternative_configuration, rebuild, renamed, with_figures
@@ -326,9 +328,8 @@ def check_graph(plan: Plan, graph: Graph, *, readable: bool = True) -> list[Find
 
     O(nodes), and for shardings the judge's work on every block.
     """
-    if plan.model.fingerprint != graph.fingerprint:
-        plan_model, model = (f"{each.name} (fingerprint {each.fingerprint[:12]})" for each in (plan.model, graph))
-        return [Finding(Fault.MODEL, f"the plan is for {plan_model}, not {model}", _FOR_THIS_MODEL)]
+    if (other := other_model(plan, graph)) is not None:
+        return [other]
     if graph.batch and graph.batch != plan.micro_batches.size:
         message = f"the model is at batch {graph.batch}, the plan's micro-batch is {plan.micro_batches.size}"
         return [Finding(Fault.MODEL, message, "read the model at the plan's micro-batch size")]
@@ -372,7 +373,7 @@ def _in_model(plan: Plan, graph: Graph) -> Plan:
         boundaries=tuple(boundaries),
         duplicated=duplicated,
     )
-    table, divided = block_table(chain), bool(staging.divided_modules())
+    table, divided = blocks_as_said(block_table(chain), plan.block_table), bool(staging.divided_modules())
     needed = requirements(plan, divided=divided)
     has_mark = divided == (Requirement.MID_MODULE_CUT in plan.requires)
     right = dataclasses.replace(right, requires=plan.requires if has_mark else needed)

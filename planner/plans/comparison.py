@@ -17,22 +17,31 @@ from planner.errors import InfeasibleError
 from planner.memory import fits
 from planner.plans.diff import Area, Change, diff
 from planner.plans.files import digest_of, loads, plain
-from planner.plans.matching import BlockMatch, Ranges, decision_words, layers_of, match_blocks, match_stages, structure
-from planner.plans.model import TensorSpec
+from planner.plans.matching import (
+    BlockMatch,
+    Ranges,
+    carried_structures,
+    decision_words,
+    layers_of,
+    match_stages,
+    structure,
+)
+from planner.plans.model_changes import ModelChanges, ModelView, model_changes
 from planner.plans.records import Provenance
 from planner.plans.rules import OFF, RULES, ComparedFigure, Metric, Remark, Severity, severities
 from planner.plans.step import plan_step
 from planner.plans.types import Plan
-from planner.plans.words import module_list, module_ranges, summary
+from planner.plans.words import module_ranges, summary
 from planner.units import format_bytes, format_fraction, format_number, format_rate, format_seconds, plural
 
 NEARLY_FULL = 0.95
-"""Share of a device's memory above which a plan counts as nearly full."""
+"""Share of all memory of a device above which a plan counts as nearly full."""
 
 _TOLD = 3
 """Changes of one kind that a sentence lists at most."""
 
-_HEADLESS = ("name", "fingerprint", "operators", "parameters", "opset")
+_OF_IDENTITY = frozenset((Area.MODEL, (name,)) for name in ("name", "fingerprint"))
+"""Values that differ between two models that are the same but for names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +56,7 @@ class PlanComparison:
         costs: figures of both plans.
         remarks: findings of the rules, the gravest first.
         changes: every value that differs.
+        only_names: names of the model changed and, apart from its fingerprint, nothing else that the plans say.
     """
 
     stages: int
@@ -56,6 +66,7 @@ class PlanComparison:
     costs: tuple[ComparedFigure, ...]
     remarks: tuple[Remark, ...]
     changes: tuple[Change, ...]
+    only_names: bool = False
 
 
 def compare_plans(
@@ -84,9 +95,9 @@ def compare_plans(
         return _compared_answers(old, new, levels)
     every, skipped = diff(old, new, tolerance=tolerance), set(ignore)
     changes = tuple(change for change in every if change.area not in skipped)
-    match = match_blocks(old.block_table, new.block_table)
-    inputs = dict(_inputs(old, new, match, every))
-    decisions = tuple(_decisions(old, new, match))
+    model = model_changes(ModelView.of_plan(old), ModelView.of_plan(new))
+    inputs = dict(_inputs(old, new, model, every))
+    decisions = tuple(_decisions(old, new, model.match))
     costs = costs_of(old, new)
     messages = [
         *((rule, message, -1) for rule, message in inputs.items()),
@@ -97,15 +108,18 @@ def compare_plans(
     order = list(Severity)
     remarks = [Remark(r, Severity(levels[r]), message, stage) for r, message, stage in messages if levels[r] != OFF]
     remarks.sort(key=lambda remark: (order.index(remark.severity), list(RULES).index(remark.rule)))
+    further = [change for change in every if (change.area, change.path) not in _OF_IDENTITY]
+    alone = model.only_names and list(inputs) == ["model-changed"] and not decisions and not further
     return PlanComparison(
-        len(new.stages), new.model.operators, tuple(inputs.values()), decisions, costs, tuple(remarks), changes
+        len(new.stages), new.model.operators, tuple(inputs.values()), decisions, costs, tuple(remarks), changes, alone
     )
 
 
-def _inputs(old: Plan, new: Plan, match: BlockMatch, changes: Sequence[Change]) -> Iterator[tuple[str, str]]:
+def _inputs(old: Plan, new: Plan, model: ModelChanges, changes: Sequence[Change]) -> Iterator[tuple[str, str]]:
     """(rule, message) for each input that differs: model, hardware, options, tool."""
     if old.model.fingerprint != new.model.fingerprint:
-        yield "model-changed", f"the model changed: {'; '.join(_model_words(old, new, match))}"
+        words = "; ".join(model.phrases)
+        yield "model-changed", words if model.only_names else f"the model changed: {words}"
     if old.hardware.fingerprint != new.hardware.fingerprint or old.hardware.headroom != new.hardware.headroom:
         unseen = f"figures of {new.hardware.name} that a plan does not carry (efficiency, latency of devices, stack)"
         yield "hardware-changed", f"the hardware changed: {_values(changes, Area.HARDWARE) or unseen}"
@@ -129,41 +143,6 @@ def _values(changes: Sequence[Change], area: Area) -> str:
     ]
     more = [f"and {plural(len(changed_values) - _TOLD, 'value')} more"] if len(changed_values) > _TOLD else []
     return ", ".join([*changed_values[:_TOLD], *more])
-
-
-def _model_words(old: Plan, new: Plan, match: BlockMatch) -> Iterator[str]:
-    """What is in one model and not in the other, layers first."""
-    for plan, numbers, word in ((new, match.added, "more"), (old, match.removed, "fewer")):
-        blocks = [plan.block_table[i] for i in numbers]
-        if blocks:
-            layers = layers_of(blocks)
-            count = f"{layers:g} layer{'' if layers == 1 else 's'}" if layers else plural(len(blocks), "block")
-            yield f"{count} {word} ({module_list(module_ranges([block.name for block in blocks]))})"
-    if match.changed:
-        blocks = [new.block_table[j] for _, j in match.changed]
-        yield f"{plural(len(blocks), 'block')} changed ({module_list(module_ranges([b.name for b in blocks]))})"
-    a, b = (_per_sample(plan) for plan in (old, new))
-    yield from (
-        f"{name} {_shape(a.get(name))} -> {_shape(b.get(name))}" for name in {**a, **b} if a.get(name) != b.get(name)
-    )
-    if old.model.parameters != new.model.parameters:
-        yield f"{old.model.parameters:,} -> {new.model.parameters:,} parameters"
-    elif not (match.added or match.removed or match.changed) and a == b:
-        yield "operators differ inside blocks of the same names and weights"
-
-
-def _per_sample(plan: Plan) -> dict[str, tuple[object, ...]]:
-    """Shape and type of inputs and outputs by name, without the dimension of samples."""
-
-    def said(tensor: TensorSpec) -> tuple[object, ...]:
-        shape = tensor.shape
-        return (*(shape[1:] if shape[:1] == (plan.micro_batches.size,) else shape), tensor.dtype)
-
-    return {tensor.name: said(tensor) for tensor in (*plan.model.inputs, *plan.model.outputs)}
-
-
-def _shape(said: tuple[object, ...] | None) -> str:
-    return "nothing" if said is None else f"{' x '.join(map(str, said[:-1])) or 'a number'} {said[-1]}"
 
 
 def value_words(name: str, value: object) -> str:
@@ -194,21 +173,21 @@ def _decisions(old: Plan, new: Plan, match: BlockMatch) -> Iterator[str]:
     if before != after:
         yield f"from {before} to {after}"
     summary_tells_all = before != after and not unchanged and len(old.stages) != len(new.stages)
-    stage_changes = [] if summary_tells_all else list(_stages_words(old, new, gaps))
+    stage_changes = [] if summary_tells_all else list(_stages_words(old, new, match, gaps))
     unchanged_words = f"{plural(unchanged, 'stage')} unchanged" if unchanged else ""
     if stage_changes:
         yield "; ".join([*stage_changes, unchanged_words] if unchanged_words else stage_changes)
-    elif before == after and new.configuration != old.configuration and old.model.fingerprint == new.model.fingerprint:
+    elif before == after and new.configuration != old.configuration and not (match.added or match.removed):
         yield "stages are the same, and ranks, layouts or orders differ"
 
 
-def _stages_words(old: Plan, new: Plan, gaps: Sequence[Ranges]) -> Iterator[str]:
+def _stages_words(old: Plan, new: Plan, match: BlockMatch, gaps: Sequence[Ranges]) -> Iterator[str]:
     """How the stages that differ changed; stages with the same change share a sentence."""
     stages_by_change: dict[str, list[int]] = {}
     for before, after in gaps:
         if len(before) == len(after):
             for i, j in zip(before, after, strict=True):
-                stages_by_change.setdefault(_stage_words(old, new, i, j), []).append(j)
+                stages_by_change.setdefault(_stage_words(old, new, match, i, j), []).append(j)
         elif before and after:
             yield f"{_span(before)} of the old plan became {_span(after)}"
         else:
@@ -222,7 +201,7 @@ def _span(numbers: range) -> str:
     return f"stage {numbers[0]}" if len(numbers) == 1 else f"stages {numbers[0]}-{numbers[-1]}"
 
 
-def _stage_words(old: Plan, new: Plan, i: int, j: int) -> str:
+def _stage_words(old: Plan, new: Plan, match: BlockMatch, i: int, j: int) -> str:
     """How stage `i` of the old plan differs from stage `j` of the new one."""
     blocks = old.stage_blocks(i), new.stage_blocks(j)
     counts = [layers_of(own) for own in blocks]
@@ -231,7 +210,7 @@ def _stage_words(old: Plan, new: Plan, i: int, j: int) -> str:
         changes.append(f"{counts[0]:g} -> {counts[1]:g} layer{'' if counts[1] == 1 else 's'}")
     elif len(blocks[0]) != len(blocks[1]):
         changes.append(f"{len(blocks[0])} -> {plural(len(blocks[1]), 'block')}")
-    elif [structure(b) for b in blocks[0]] != [structure(b) for b in blocks[1]]:
+    elif carried_structures(old, new, match, i) != list(map(structure, blocks[1])):
         changes.append("other blocks")
     before, after = decision_words(old, i), decision_words(new, j)
     changes += [f"{name} {before[name]} -> {words}" for name, words in after.items() if words != before[name]]
@@ -246,21 +225,22 @@ def fullest(plan: Plan) -> tuple[float, float]:
 
 def costs_of(old: Plan, new: Plan) -> tuple[ComparedFigure, ...]:
     """The figures of both plans."""
-    before, after = _figures(old), _figures(new)
+    before, after, free = _figures(old), _figures(new), new.hardware.headroom
     common = [metric for metric in Metric if metric in before and metric in after]
-    return tuple(ComparedFigure(m, before[m][0], after[m][0], before[m][1], after[m][1]) for m in common)
+    return tuple(ComparedFigure(m, before[m][0], after[m][0], before[m][1], after[m][1], free) for m in common)
 
 
 def _figures(plan: Plan) -> dict[Metric, tuple[float, float | None]]:
-    """(value, share of its capacity where it has one) of each figure of a plan; no price where it is not known."""
+    """(value, share of a device's memory for bytes) of each figure of a plan; no price where it is not known."""
     predictions, headline = plan.predictions, plan.headline
     held, capacity = fullest(plan)
+    device_bytes = capacity / (1 - plan.hardware.headroom)
     samples, step_s = plan.micro_batches.global_batch, predictions.reached_s
     price = (headline.dollars_per_tera_tokens or headline.dollars_per_mega_samples) if headline else 0.0
     return {
         Metric.STEP_TIME: (step_s, None),
         Metric.THROUGHPUT: (samples / step_s if step_s else math.nan, None),
-        Metric.PEAK_MEMORY: (held, held / capacity if capacity else None),
+        Metric.PEAK_MEMORY: (held, held / device_bytes if device_bytes else None),
         Metric.BUBBLE: (plan_step(plan).bubble, None),
         Metric.GAP: (predictions.gap, None),
         **({Metric.PRICE: (price, None)} if price else {}),
@@ -289,24 +269,27 @@ def _on_costs(costs: Sequence[ComparedFigure], tolerance: float) -> Iterator[Rul
     by_metric = {cost.metric: cost for cost in costs}
     step, memory = by_metric[Metric.STEP_TIME], by_metric[Metric.PEAK_MEMORY]
     for cost, more, less in ((step, "slower", "faster"), (memory, "memory-grew", "")):
-        change = cost.relative
-        rule = "" if change is None or abs(change) <= tolerance else more if change > 0 else less
+        change = cost.changed
+        rule = "" if not change or abs(change) <= tolerance else more if change > 0 else less
         if rule and change is not None:
             words = f"{cost.words(cost.old, cost.old_share)} -> {cost.words(cost.new, cost.new_share)}"
             yield rule, f"{cost.metric} {words}, {change:+.2%}", -1
     if memory.new_share is not None and memory.new_share > NEARLY_FULL >= (memory.old_share or 0.0):
-        yield "memory-nearly-full", f"the fullest device is {memory.new_share:.1%} full", -1
+        free = f"the plan leaves {memory.new_headroom:.1%} of its memory free"
+        yield "memory-nearly-full", f"the fullest device is {memory.new_share:.1%} full ({free})", -1
 
 
 def _on_plans(old: Plan, new: Plan) -> Iterator[RuleMessage]:
-    for name, plan in (("old", old), ("new", new)):
+    for rule, name, plan in (("old-digest", "old", old), ("digest", "new", new)):
         if digest_of(plan) != plan.digest:
-            yield "digest", f"the {name} plan was edited by hand: its digest is not that of its content", -1
+            yield rule, f"the {name} plan was edited by hand: its digest is not that of its content", -1
+    lacked = max((terms.memory.total_bytes - terms.capacity_bytes for terms in old.predictions.stages), default=0)
     for stage, terms in zip(new.stages, new.predictions.stages, strict=True):
         needed, capacity = terms.memory.total_bytes, terms.capacity_bytes
         if not fits(needed, capacity):
+            rule = "does-not-fit" if needed - capacity > lacked else "still-does-not-fit"
             message = f"stage {stage.index} needs {format_bytes(needed)}, a device has {format_bytes(capacity)}"
-            yield "does-not-fit", message, stage.index
+            yield rule, message, stage.index
     if old.predictions.proven_optimal and not new.predictions.proven_optimal:
         yield "proof-weaker", f"the old plan was proven optimal, the new one is within {new.predictions.gap:.1%}", -1
 

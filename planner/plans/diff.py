@@ -11,13 +11,16 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
+from types import MappingProxyType
 
 from planner.plans.files import left_out
-from planner.plans.matching import match_blocks, renamed
+from planner.plans.matching import BlockMatch
 from planner.plans.model import OF_FILE
+from planner.plans.model_changes import ModelView, model_changes
 from planner.plans.shardings import ShardedBlock
 from planner.plans.types import Plan
 from planner.plans.validate import require_sound
+from planner.plans.words import module_ranges
 from planner.units import plural
 
 Value = str | int | float | bool | None | tuple[str | int, ...]
@@ -87,29 +90,72 @@ def diff(old: Plan, new: Plan, *, tolerance: float = 0.0, ignore: Iterable[Area]
     require_sound(new)
     skipped = set(ignore)
     changes: list[Change] = []
-    names = renamed(old, new, match_blocks(old.block_table, new.block_table))
+    model = model_changes(ModelView.of_plan(old), ModelView.of_plan(new))
+    names = {**dict(_inner_names(old, new, model.match)), **model.renamed}
     for area in Area:
         if area not in skipped:
             close = tolerance if area in (Area.PREDICTIONS, Area.ALTERNATIVES, Area.COVERAGE) else 0.0
             if area is Area.SHARDINGS:
-                before, after = sharding_facts(old, new)
+                before, after = sharding_facts(old, new, names)
             else:
                 before, after = (dict(_FACTS[area](plan)) for plan in (old, new))
-            if names:
-                before = dict(_with_names(before, names))
+                before = dict(_with_names(before, names, model.modules))
+            if area is Area.STAGES:
+                before |= _stage_modules(old, names)
             changes += changed_values(area, before, after, close)
     return changes
 
 
-def _with_names(facts: Mapping[Key, Value], names: Mapping[str, str]) -> Iterator[tuple[Key, Value]]:
-    """The old plan's facts under the names that blocks, operators and weights have in the new one."""
+def _stage_modules(plan: Plan, names: Mapping[str, str]) -> Iterator[tuple[Key, Value]]:
+    """The modules of the stages under new names of their blocks, where they are those of the blocks."""
+    for stage in plan.stages:
+        blocks = [block.name for block in plan.stage_blocks(stage.index)]
+        if stage.modules == module_ranges(blocks):
+            yield (f"stage {stage.index}", "modules"), module_ranges([names.get(name, name) for name in blocks])
+
+
+def _inner_names(old: Plan, new: Plan, match: BlockMatch) -> Iterator[tuple[str, str]]:
+    """Old and new names of tensors that only shardings name, by their places in the entries of blocks of one content.
+
+    Raises:
+        PlanError: an entry's names do not fit the plan's blocks.
+    """
+    before, after = (
+        {block: (entry, names) for stage in plan.stages for block, entry, names in plan.sharded_blocks(stage.index)}
+        for plan in (old, new)
+    )
+    for i, j in match.pairs:
+        if i in before and j in after:
+            (old_entry, old_names), (new_entry, new_names) = before[i], after[j]
+            if len(old_entry.tensors) == len(new_entry.tensors):
+                for a, b in zip(old_entry.tensors, new_entry.tensors, strict=True):
+                    if old_names[a.tensor] != new_names[b.tensor]:
+                        yield old_names[a.tensor], new_names[b.tensor]
+
+
+def _with_names(
+    facts: Mapping[Key, Value], names: Mapping[str, str], modules: Mapping[str, str]
+) -> Iterator[tuple[Key, Value]]:
+    """The old plan's facts under the names that blocks, operators, weights and modules have in the new one."""
     for key, value in facts.items():
         new_value = value
         if isinstance(value, tuple):
             new_value = tuple(names.get(part, part) if isinstance(part, str) else part for part in value)
-        elif isinstance(value, str):
-            new_value = names.get(value, value)
-        yield tuple(names.get(part, part) for part in key), new_value
+        elif isinstance(value, str) and key[-1] == "module":
+            new_value = modules.get(value, value)
+        elif type(value) is str:
+            new_value = names.get(value) or _WORD.sub(lambda match: names.get(match[0], match[0]), value)
+        yield tuple(_renamed_part(part, names) for part in key), new_value
+
+
+_WORD = re.compile(r"[^\s,;()'\"]*[^\s,;()'\".:]")
+"""A name in a text: without spaces, and without the punctuation of the sentence at its end."""
+
+
+def _renamed_part(part: str, names: Mapping[str, str]) -> str:
+    """A part of a key, which is a name or ends in one: `weight`, `input ids`, `exchange of weight`."""
+    words, space, name = part.rpartition(" ")
+    return names.get(part) or f"{words}{space}{names.get(name, name)}"
 
 
 def changed_values(
@@ -286,8 +332,15 @@ EntriesByBlock = Mapping[str, tuple[int, ShardedBlock, Mapping[str, str]]]
 """By block name: number of the sharding entry, the entry, and the block's own names by the entry's names."""
 
 
-def sharding_facts(old: Plan, new: Plan) -> tuple[dict[Key, Value], dict[Key, Value]]:
+def sharding_facts(
+    old: Plan, new: Plan, names: Mapping[str, str] = MappingProxyType({})
+) -> tuple[dict[Key, Value], dict[Key, Value]]:
     """Splits and layouts of both plans, given once for blocks that share an entry in each of the plans.
+
+    Args:
+        old: the plan before, told under the new names of what it names.
+        new: the plan after.
+        names: new name by old name of what is the same in both models.
 
     Raises:
         PlanError: an entry's names do not fit the plan's blocks.
@@ -296,18 +349,18 @@ def sharding_facts(old: Plan, new: Plan) -> tuple[dict[Key, Value], dict[Key, Va
     """
     if not (old.shardings or new.shardings):
         return {}, {}
-    before, after = _entries(old), _entries(new)
+    before, after = _entries(old, names), _entries(new, {})
     groups: dict[tuple[int, int], list[str]] = {}
     for name in sorted(before.keys() | after.keys(), key=_natural):
         pair = tuple(known[name][0] if name in known else -1 for known in (before, after))
         groups.setdefault((pair[0], pair[1]), []).append(name)
     facts: tuple[dict[Key, Value], dict[Key, Value]] = {}, {}
-    for names in groups.values():
-        more = len(names) - 1
-        head = f"{names[0]} and {plural(more, 'block')} like it" if more else names[0]
+    for blocks in groups.values():
+        more = len(blocks) - 1
+        head = f"{blocks[0]} and {plural(more, 'block')} like it" if more else blocks[0]
         for found, known in zip(facts, (before, after), strict=True):
-            if names[0] in known:
-                found.update(_entry_facts(head, known[names[0]][1], known[names[0]][2]))
+            if blocks[0] in known:
+                found.update(_entry_facts(head, known[blocks[0]][1], known[blocks[0]][2]))
     return facts
 
 
@@ -320,13 +373,15 @@ def mesh_facts(plan: Plan, stage: int) -> Iterator[tuple[str, Value]]:
     yield "uneven cuts", sharding.padded if sharding else False
 
 
-def _entries(plan: Plan) -> EntriesByBlock:
+def _entries(plan: Plan, new_names: Mapping[str, str]) -> EntriesByBlock:
     entries: dict[str, tuple[int, ShardedBlock, Mapping[str, str]]] = {}
     numbers: dict[int, int] = {}
     for stage in plan.stages:
         for block, entry, names in plan.sharded_blocks(stage.index):
             number = numbers.setdefault(id(entry), len(numbers))
-            entries[plan.block_table[block].name] = number, entry, names
+            name = plan.block_table[block].name
+            renamed = {key: new_names.get(value, value) for key, value in names.items()} if new_names else names
+            entries[new_names.get(name, name)] = number, entry, renamed
     return entries
 
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.errors import PlanError, UsageError
+from planner.errors import PlanError
 from planner.graph import Graph, TensorKind
 from planner.hardware.types import Cluster
+from planner.plans.identity import require_inputs
 from planner.plans.rebuild import RebuiltSharding, rebuild
 from planner.plans.shardings import ShardedBlock
 from planner.plans.types import Plan
@@ -105,11 +106,7 @@ def split_reasons(plan: Plan, graph: Graph, cluster: Cluster, *, most: int = MOS
 
     Complexity: for each operator one elimination over its block.
     """
-    if plan.hardware.fingerprint != cluster.fingerprint or plan.model.fingerprint != graph.fingerprint:
-        raise UsageError(
-            f"the plan is for {plan.model.name} on {plan.hardware.name}, not {graph.name} on {cluster.name}",
-            hint="name the model and hardware that the plan was made for",
-        )
+    require_inputs(plan, graph, cluster)
     return tuple(
         reason
         for rebuilt in rebuild(plan, graph, cluster)

@@ -1,17 +1,18 @@
 """Match blocks and stages of two plans by structure, so that an inserted layer shows as one insertion.
 
-Blocks are aligned in order by names without numbers and by the shapes of their weights: the numbers of all blocks
-behind an insertion shift, but these blocks still match.
+Blocks are aligned in order by what they compute and hold; names decide between blocks of one content. The numbers of
+all blocks behind an insertion shift, and a module may have been renamed, but these blocks still match.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 
-from planner.plans.model import Block, outline
+from planner.plans.model import Block, numbers, outline
 from planner.plans.types import Plan
 from planner.plans.words import PART
 from planner.sums import float_sum
@@ -28,8 +29,8 @@ class BlockMatch:
     """The matched blocks of two plans.
 
     Attributes:
-        pairs: blocks of the same structure, by number in the old and in the new plan, ascending.
-        changed: blocks of the same name with another structure.
+        pairs: blocks of the same content, by number in the old and in the new plan, ascending; their names may differ.
+        changed: blocks of the same name or the same weights with another content.
         removed: numbers of the blocks that only the old plan has.
         added: numbers of the blocks that only the new plan has.
     """
@@ -45,67 +46,116 @@ class BlockMatch:
 
 
 def structure(block: Block) -> Hashable:
-    """Key that is equal for blocks alike: names of operators without numbers; names, shapes and types of weights."""
-    weights = tuple((outline(p.name), p.shape, p.dtype, p.trainable, bool(p.tied_to)) for p in block.parameters)
-    return outline(block.name), tuple(map(outline, block.nodes)), weights
+    """Key that is equal for blocks alike: names without numbers, weights, and what the operators compute."""
+    names = outline(block.name), *(map(outline, block.nodes)), *(outline(p.name) for p in block.parameters)
+    return names, content(block)
 
 
-def shape(block: Block) -> Hashable:
-    """Like `structure` without names, for models whose names all changed."""
-    return len(block.nodes), tuple((p.shape, p.dtype, p.trainable) for p in block.parameters)
+def weights(block: Block) -> Hashable:
+    """Number of operators, and shapes and types of weights: what any two versions of a plan file say of a block."""
+    return len(block.nodes), tuple((p.shape, p.dtype, p.trainable, bool(p.tied_to)) for p in block.parameters)
+
+
+def content(block: Block) -> Hashable:
+    """What a block computes and holds, without names; in files of before names of operators stand for the former."""
+    return weights(block), block.structure or tuple(map(outline, block.nodes))
 
 
 def match_blocks(old: Sequence[Block], new: Sequence[Block]) -> BlockMatch:
-    """Match the blocks of two models; O(blocks^2) at the worst, O(blocks) where most of them are alike."""
+    """Match the blocks of two models; O(blocks^2) at the worst, O(blocks) where most of them are alike.
+
+    Blocks of one name and content go first. Between these, blocks of one content are the same under another name, and
+    blocks of equal weights or of one name are the same with other operators. If blocks are left on one side, all are
+    matched again under the names that most blocks of their kind have in the new model: an additional layer of an
+    encoder that was renamed does not shift the decoder behind it.
+    """
+    if any(block.structure for block in old) is not any(block.structure for block in new):
+        old, new = ([replace(block, structure="") for block in blocks] for blocks in (old, new))
+    match = _matched(old, new, {})
+    names = _usual_names(old, new, match)
+    return _matched(old, new, names) if names and (match.removed or match.added) else match
+
+
+def _usual_names(old: Sequence[Block], new: Sequence[Block], match: BlockMatch) -> dict[str, str]:
+    """By outline of old block names that changed, the outline that most of their matches have."""
+    votes: dict[str, Counter[str]] = {}
+    for i, j in (*match.pairs, *match.changed):
+        votes.setdefault(outline(old[i].name), Counter())[outline(new[j].name)] += 1
+    usual = {before: counts.most_common(1)[0][0] for before, counts in votes.items()}
+    return {before: after for before, after in usual.items() if before != after}
+
+
+def _matched(old: Sequence[Block], new: Sequence[Block], names: Mapping[str, str]) -> BlockMatch:
+    """The blocks matched under new names by the outlines of old ones."""
+    kinds: dict[Hashable, int] = {}
+    called = [names.get(outline(block.name), outline(block.name)) for block in old], [outline(b.name) for b in new]
+    contents, held = (
+        tuple([kinds.setdefault(key(block), len(kinds)) for block in blocks] for blocks in (old, new))
+        for key in (content, weights)
+    )
     pairs: list[tuple[int, int]] = []
-    removed: list[int] = []
-    added: list[int] = []
-    for gap in _aligned([structure(b) for b in old], [structure(b) for b in new], pairs):
-        inner: list[tuple[int, int]] = []
-        before, after = ([shape(blocks[i]) for i in at] for blocks, at in zip((old, new), gap, strict=True))
-        for left, right in _aligned(before, after, inner) if _renamed(old, new, gap) else [_full_ranges(before, after)]:
-            removed += [gap[0][i] for i in left]
-            added += [gap[1][i] for i in right]
-        pairs += [(gap[0][i], gap[1][j]) for i, j in inner]
-    names = {new[j].name: j for j in added}
-    changed = tuple((i, names[old[i].name]) for i in removed if old[i].name in names)
+    changed: list[tuple[int, int]] = []
+    gaps: list[Gap] = [(list(range(len(old))), list(range(len(new))))]
+    gaps = _between(gaps, (called, contents), pairs)
+    gaps = _between(gaps, (contents,), pairs)
+    gaps = _between(gaps, (called, held), changed)
+    nameless = [not {called[0][i] for i in before} & {called[1][j] for j in after} for before, after in gaps]
+    alike = _between([gap for gap, lacks in zip(gaps, nameless, strict=True) if lacks], (held,), changed)
+    gaps = [*(gap for gap, lacks in zip(gaps, nameless, strict=True) if not lacks), *alike]
+    removed, added = ([at for gap in gaps for at in gap[side]] for side in (0, 1))
+    by_name = {(called[1][j], numbers(new[j].name)): j for j in added}
+    for i in removed:
+        if (at := by_name.pop((called[0][i], numbers(old[i].name)), None)) is not None:
+            changed.append((i, at))
     changed_old, changed_new = {i for i, _ in changed}, {j for _, j in changed}
     return BlockMatch(
         tuple(sorted(pairs)),
-        changed,
-        tuple(i for i in removed if i not in changed_old),
-        tuple(j for j in added if j not in changed_new),
+        tuple(sorted(changed)),
+        tuple(sorted(i for i in removed if i not in changed_old)),
+        tuple(sorted(j for j in added if j not in changed_new)),
     )
 
 
-def _renamed(old: Sequence[Block], new: Sequence[Block], gap: Ranges) -> bool:
-    """True if the two sides of a gap share no block name: then blocks of equal shape may have been renamed."""
-    return not {old[i].name for i in gap[0]} & {new[j].name for j in gap[1]}
+Gap = tuple[list[int], list[int]]
+"""Numbers of neighbouring blocks of the old and of the new model that are not matched yet."""
 
 
-def _full_ranges(before: Sequence[Hashable], after: Sequence[Hashable]) -> Ranges:
-    return range(len(before)), range(len(after))
+def _between(
+    gaps: Sequence[Gap], keys: Sequence[Sequence[Sequence[Hashable]]], pairs: list[tuple[int, int]]
+) -> list[Gap]:
+    """Append pairs of blocks with equal keys, each key by old and by new block; the gaps that are left between them."""
+    left: list[Gap] = []
+    for before, after in gaps:
+        inner: list[tuple[int, int]] = []
+        old_keys, new_keys = (
+            [tuple(key[side][at] for key in keys) for at in part] for side, part in enumerate((before, after))
+        )
+        for a, b in _aligned(old_keys, new_keys, inner):
+            left.append(([before[i] for i in a], [after[j] for j in b]))
+        pairs += [(before[i], after[j]) for i, j in inner]
+    return left
 
 
 def _aligned(old: Sequence[Hashable], new: Sequence[Hashable], pairs: list[tuple[int, int]]) -> Iterator[Ranges]:
-    """Append the pairs of equal items to `pairs`, and yield the gaps between them."""
-    for tag, a, b, c, d in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+    """Append the pairs of equal items to `pairs`, and yield the gaps between them, as far behind as they can lie.
+
+    Of equal layers in a row, one more is then the last one, not one of those before it.
+    """
+    opcodes = SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
+    a, c = 0, 0  # ends of what is paired or yielded already
+    for at, (tag, _, a_end, _, c_end) in enumerate(opcodes):
         if tag == "equal":
-            pairs.extend(zip(range(a, b), range(c, d), strict=True))
-        else:
-            yield range(a, b), range(c, d)
-
-
-def renamed(old: Plan, new: Plan, match: BlockMatch) -> Mapping[str, str]:
-    """New name by old name of all blocks, operators and weights whose numbers shifted."""
-    new_names: dict[str, str] = {}
-    for i, j in match.pairs:
-        before, after = old.block_table[i], new.block_table[j]
-        new_names[before.name] = after.name
-        new_names |= zip(before.nodes, after.nodes, strict=False)
-        for a, b in zip(before.parameters, after.parameters, strict=False):
-            new_names |= {a.name: b.name, a.label: b.label}
-    return {a: b for a, b in new_names.items() if a != b and a}
+            pairs.extend(zip(range(a, a_end), range(c, c_end), strict=True))
+            a, c = a_end, c_end
+            continue
+        follows = opcodes[at + 1][2] - a_end if at + 1 < len(opcodes) else 0
+        side, start, stop = (new, c, c_end) if tag == "insert" else (old, a, a_end)
+        slid = 0
+        while tag != "replace" and slid < follows and side[start + slid] == side[stop + slid]:
+            slid += 1
+        pairs.extend(zip(range(a, a + slid), range(c, c + slid), strict=True))
+        yield range(a + slid, a_end + slid), range(c + slid, c_end + slid)
+        a, c = a_end + slid, c_end + slid
 
 
 def decision_words(plan: Plan, index: int) -> dict[str, str]:
@@ -137,14 +187,21 @@ def _decided(plan: Plan, index: int, structures: Iterable[Hashable]) -> Hashable
     return tuple(structures), kept, tuple(decision_words(plan, index).items())
 
 
+def carried_structures(old: Plan, new: Plan, match: BlockMatch, stage: int) -> list[Hashable]:
+    """Structures of the blocks of an old stage, as those of the new plan that match them where there are any."""
+    numbers_of = match.new_of()
+    return [
+        structure(new.block_table[numbers_of[i]] if i in numbers_of else old.block_table[i])
+        for i in range(*old.stages[stage].blocks)
+    ]
+
+
 def match_stages(old: Plan, new: Plan, match: BlockMatch) -> tuple[int, list[Ranges]]:
     """Number of unchanged stages, and the ranges of stages between them that changed.
 
     A block that changed but kept its place does not make its stage a changed one.
     """
-    new_structure = {structure(old.block_table[i]): structure(new.block_table[j]) for i, j in match.new_of().items()}
-    structures = [[structure(block) for block in old.stage_blocks(stage.index)] for stage in old.stages]
-    before = [_decided(old, i, (new_structure.get(each, each) for each in own)) for i, own in enumerate(structures)]
+    before = [_decided(old, stage.index, carried_structures(old, new, match, stage.index)) for stage in old.stages]
     after = [_decided(new, stage.index, map(structure, new.stage_blocks(stage.index))) for stage in new.stages]
     if len(before) == len(after):  # stages keep their numbers
         differ = [i for i, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]

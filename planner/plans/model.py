@@ -268,11 +268,14 @@ class Block:
         name: readable, mostly the path of the module.
         nodes: operators by the name of their first output, in topological order.
         parameters: weights that these operators read, in order of first use.
+        structure: hash (hex) of what the operators compute, without names, equal at every micro-batch size; by it two
+            versions of a model are matched. Left out in files of before.
     """
 
     name: str
     nodes: tuple[str, ...]
     parameters: tuple[BlockParameter, ...]
+    structure: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,7 +338,15 @@ def compress(blocks: Sequence[Block]) -> tuple[BlockRun, ...]:
 
 def _weights(block: Block) -> Hashable:
     """What beside names must be equal in blocks of one template."""
-    return len(block.nodes), tuple([(p.shape, p.dtype, p.trainable, p.transposed) for p in block.parameters])
+    weights = tuple([(p.shape, p.dtype, p.trainable, p.transposed) for p in block.parameters])
+    return len(block.nodes), block.structure, weights
+
+
+def blocks_as_said(blocks: tuple[Block, ...], said: tuple[Block, ...]) -> tuple[Block, ...]:
+    """Blocks without their structures if those of a file, which may be of before, have none either."""
+    if any(block.structure for block in said):
+        return blocks
+    return tuple(replace(block, structure="") for block in blocks)
 
 
 def _best_run(rows: Sequence[Skeleton], start: int) -> tuple[int, int]:
@@ -374,6 +385,7 @@ def _map_strings(block: Block, change: Callable[[str], str]) -> Block:
             replace(p, name=change(p.name), label=change(p.label), module=change(p.module), tied_to=change(p.tied_to))
             for p in block.parameters
         ),
+        block.structure,
     )
 
 

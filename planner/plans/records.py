@@ -5,7 +5,9 @@ Indices count from 0; a range `[a, b]` stands for a, a + 1, ..., b - 1; times ar
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from planner.exchange.fabric import LinkBytes
@@ -285,6 +287,24 @@ class SharedParameter:
 
 
 @dataclass(frozen=True, slots=True)
+class FileRead:
+    """A file that a plan was made from, by its content: nothing else in the plan says whether it changed since.
+
+    Attributes:
+        name: of the file, without folders.
+        sha256: of its bytes (hex).
+    """
+
+    name: str
+    sha256: str
+
+    @classmethod
+    def of(cls, path: str | Path, content: bytes) -> FileRead:
+        """A file by its path and content."""
+        return cls(Path(path).name, hashlib.sha256(content).hexdigest())
+
+
+@dataclass(frozen=True, slots=True)
 class Provenance:
     """How the plan came to be; not part of the digest.
 
@@ -294,6 +314,12 @@ class Provenance:
         command: the command line that wrote a plan of version 0.1; left out since.
         model: the model as the user named it: the name of a bundled model, or of a file without its folders.
         hardware: the hardware as the user named it, likewise.
+        dims: sizes that the model was read at, `seq=1024` each, in order of name; left out where none was given.
+        nodes: number of nodes that was asked for, or `4x64`; left out where the profile's own was taken.
+        changes: figures of the hardware that were set, `network.bandwidth=200Gbit/s` each.
+        stack: the stack as the user named it, likewise; left out where none was given.
+        costs: the file of seconds of operators, likewise.
+        files: further files that the plan was made from: orders of work, a configuration, one of a training framework.
     """
 
     tool: str
@@ -301,6 +327,12 @@ class Provenance:
     command: tuple[str, ...] = ()
     model: str = ""
     hardware: str = ""
+    dims: tuple[str, ...] = ()
+    nodes: str = ""
+    changes: tuple[str, ...] = ()
+    stack: str = ""
+    costs: str = ""
+    files: tuple[FileRead, ...] = ()
 
 
 Given = Literal["", "name", "orders", "configuration"]

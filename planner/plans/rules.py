@@ -14,7 +14,15 @@ from enum import StrEnum
 from planner.errors import UsageError
 from planner.foreign_files import Door
 from planner.registry import did_you_mean
-from planner.units import Dimension, format_bytes, format_fraction, format_number, format_seconds, parse
+from planner.units import (
+    Dimension,
+    format_bytes,
+    format_fraction,
+    format_number,
+    format_seconds,
+    is_visible,
+    parse,
+)
 
 
 class Severity(StrEnum):
@@ -30,16 +38,28 @@ OFF = "off"
 
 RULES: Mapping[str, tuple[Severity, str]] = {
     "infeasible": (Severity.ERROR, "the new inputs have no plan that fits"),
-    "does-not-fit": (Severity.ERROR, "a stage of the new plan needs more memory than its devices have"),
-    "digest": (Severity.ERROR, "a plan was edited by hand: its digest is not that of its content"),
+    "does-not-fit": (
+        Severity.ERROR, "a stage of the new plan needs more memory than its devices have, and lacks more than before"),
+    "stale": (Severity.ERROR, "the model, hardware or another source of the plan is not the one that it was made for"),
+    "unreadable-source": (Severity.ERROR, "a source of the plan is in the repository and cannot be used"),
+    "unreadable-plan": (Severity.ERROR, "the plan file cannot be read"),
+    "plan-removed": (Severity.ERROR, "the plan is no longer in the repository"),
+    "digest": (Severity.ERROR, "the new plan was edited by hand: its digest is not that of its content"),
     "framework-lost": (Severity.ERROR, "a training framework took the old plan and does not take the new one"),
     "unexplained-choice": (
         Severity.WARNING, "model, hardware, options and tool are the same, and the decisions differ"),
     "slower": (Severity.WARNING, "a step takes longer"),
     "memory-grew": (Severity.WARNING, "the fullest device holds more"),
-    "memory-nearly-full": (Severity.WARNING, "the fullest device is more than 95 % full, and was less"),
+    "memory-nearly-full": (
+        Severity.WARNING, "the fullest device is more than 95 % full, headroom counted as free, and was less"),
     "proof-weaker": (Severity.WARNING, "the old plan was proven optimal, the new one is not"),
     "requirement-added": (Severity.WARNING, "the new plan needs what the old one did not need of a training framework"),
+    "still-does-not-fit": (
+        Severity.WARNING, "a stage of the new plan needs more memory than its devices have, as in the old plan"),
+    "plan-added": (Severity.INFO, "the plan is new in the repository"),
+    "plan-renamed": (Severity.INFO, "the plan has another file name"),
+    "unknown-source": (Severity.INFO, "a source of the plan is not in the repository: whether it changed is not known"),
+    "old-digest": (Severity.INFO, "the old plan was edited by hand"),
     "tool-changed": (Severity.INFO, "another version of this program made the plan"),
     "model-changed": (Severity.INFO, "the plan is for another model"),
     "hardware-changed": (Severity.INFO, "the plan is for other hardware"),
@@ -49,6 +69,20 @@ RULES: Mapping[str, tuple[Severity, str]] = {
     "figures-changed": (Severity.INFO, "figures differ though inputs and decisions are the same"),
 }  # fmt: skip
 """Severity and meaning by name. Names are stable: the name of a removed rule is not used again."""
+
+
+FILE_RULES = (
+    "unreadable-plan", "plan-removed", "stale", "unreadable-source", "plan-renamed", "plan-added", "unknown-source",
+)  # fmt: skip
+"""Rules about the file of a plan and its sources in a repository, the gravest first."""
+
+CLOSED = {
+    "unreadable-plan": "a plan that can be read",
+    "plan-removed": "a plan that exists",
+    "stale": "an up-to-date plan",
+    "unreadable-source": "sources that can be read",
+}
+"""Gates that hold beside any others, by the rule of which an error fails them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +167,9 @@ class ComparedFigure:
         old: in the old plan: seconds, samples a second, bytes of the fullest device, a fraction, or US dollars for
             10^12 tokens, for models without tokens 10^6 samples.
         new: in the new plan.
-        old_share: of its capacity in the old plan, for memory.
-        new_share: of its capacity in the new plan, for memory.
+        old_share: of all memory of the device in the old plan, the headroom counted as free; for memory.
+        new_share: of all memory of the device in the new plan, likewise.
+        new_headroom: part of a device's memory that the new plan leaves free, for memory.
     """
 
     metric: Metric
@@ -142,6 +177,7 @@ class ComparedFigure:
     new: float
     old_share: float | None = None
     new_share: float | None = None
+    new_headroom: float = 0.0
 
     @property
     def relative(self) -> float | None:
@@ -149,6 +185,12 @@ class ComparedFigure:
         if self.old == self.new:
             return 0.0
         return self.new / self.old - 1 if self.old > 0 and math.isfinite(self.old) else None
+
+    @property
+    def changed(self) -> float | None:
+        """`relative` where it shows in the two decimals of percent that are written; 0 for a smaller change."""
+        change = self.relative
+        return change if change is None or is_visible(change) else 0.0
 
     def words(self, value: float, share: float | None) -> str:
         """A value of this metric for people."""
@@ -168,7 +210,7 @@ _GATE = re.compile(r"([a-z_]+):\s*([+-]?)(\S.*)")
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """When a comparison fails.
+    """Condition on which a comparison fails.
 
     Attributes:
         text: as it was given.
@@ -203,13 +245,33 @@ class Gate:
         if value is None or not math.isfinite(value):
             return f"{self.metric} is {shown}, and was {cost.words(cost.old, cost.old_share)}"
         if value < self.limit if self.below else value > self.limit:
-            change = "" if cost.relative is None else f", {cost.relative:+.2%}"
-            return f"{self.metric} is {shown}{change}"
+            change = "" if cost.changed is None else f", {cost.changed:+.2%}"
+            return f"{self.metric} is {shown}{change if self.kind == 'change' else ''}{self._of_memory(cost)}"
         return ""
+
+    def _of_memory(self, cost: ComparedFigure) -> str:
+        """What a share of memory is a share of; empty for other limits."""
+        if self.metric is not Metric.PEAK_MEMORY or self.kind != "share":
+            return ""
+        return f" of all memory of the device; the plan leaves {cost.new_headroom:.1%} free"
+
+
+DEFAULT_GATES = ("step_time:+3%", "peak_memory:+5%", "error")
+"""Gates of `--fail-on default`. All are about changes and grave findings, so that equal plans pass."""
+
+
+def gates(texts: Sequence[str]) -> tuple[Gate, ...]:
+    """Read gates, each once; `default` stands for `DEFAULT_GATES`.
+
+    Raises:
+        UsageError: a text is no gate.
+    """
+    written = [each for text in texts for each in (DEFAULT_GATES if text.strip().lower() == "default" else (text,))]
+    return tuple(map(gate, dict.fromkeys(written)))
 
 
 def gate(text: str) -> Gate:
-    """Read `step_time:+3%`, `throughput:-3%`, `peak_memory:95%`, `peak_memory:70GiB`, `error`, or a rule's name.
+    """Read `step_time:+3%`, `throughput:-3%`, `peak_memory:+5%`, `peak_memory:70GiB`, `error`, or a rule's name.
 
     Raises:
         UsageError: it is none of these.

@@ -19,6 +19,7 @@ from planner.memory import fits
 from planner.plans.checks import check_graph, check_orders
 from planner.plans.files import digest_of
 from planner.plans.findings import PLAN_AGAIN, Fault, Finding, differences, limited
+from planner.plans.identity import other_hardware
 from planner.plans.rebuild import laid_out, with_sums
 from planner.plans.sections import hardware_section
 from planner.plans.shardings import ShardedBlock, Sharding, correspondence
@@ -299,14 +300,8 @@ def _full(plan: Plan) -> Iterator[Finding]:
 
 def check_cluster(plan: Plan, cluster: Cluster) -> list[Finding]:
     """Findings about a plan and the hardware that it claims to be for."""
-    if plan.hardware.fingerprint != cluster.fingerprint:
-        plan_hardware = f"{plan.hardware.name} (fingerprint {plan.hardware.fingerprint[:12]})"
-        given_hardware = f"{cluster.name} (fingerprint {cluster.fingerprint[:12]})"
-        if plan.hardware.stack != cluster.stack.name:
-            plan_hardware += f" under {plan.hardware.stack or 'no stack'}"
-            given_hardware += f" under {cluster.stack.name}"
-        message = f"the plan is for {plan_hardware}, not {given_hardware}"
-        return [Finding(Fault.HARDWARE, message, "plan again for this hardware")]
+    if (other := other_hardware(plan, cluster)) is not None:
+        return [other]
     headroom = with_headroom(cluster, plan.hardware.headroom)
     section = differences(plan.hardware, hardware_section(headroom), ("hardware",))
     findings = [difference.finding(plan, Fault.DIFFERS) for difference in section]

@@ -41,6 +41,11 @@ if TYPE_CHECKING:
     from planner.report.plans import partition_diff_report as partition_diff_report
     from planner.report.plans import partition_report as partition_report
     from planner.report.plans import plan_report as plan_report
+    from planner.report.review import PlanReview as PlanReview
+    from planner.report.review import review_annotations as review_annotations
+    from planner.report.review import review_document as review_document
+    from planner.report.review import review_markdown as review_markdown
+    from planner.report.review import review_text as review_text
     from planner.report.tables import Form as Form
     from planner.report.tables import Report as Report
     from planner.report.tables import Section as Section

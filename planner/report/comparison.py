@@ -19,7 +19,7 @@ from planner.plans.diff import Area, Change, Value
 from planner.plans.figures import GIB, Headline, headline_of
 from planner.plans.files import plain
 from planner.plans.idle import idle_count
-from planner.plans.rules import ComparedFigure, Metric, Severity
+from planner.plans.rules import FILE_RULES, ComparedFigure, Metric, Severity
 from planner.plans.words import module_ranges
 from planner.report import svg
 from planner.report.tables import Cell, Form, Report, Section, Table, data_table, report_to_markdown, table
@@ -247,11 +247,11 @@ def diff_report(
         every_value: true to list all values that differ.
     """
     sections: list[Section] = []
-    if comparison.causes or comparison.decisions or comparison.changes:
+    if not comparison.only_names and (comparison.causes or comparison.decisions or comparison.changes):
         sections = [Section(lines=tuple(_sentences(comparison)))]
         sections += [Section("Figures", table=_figures(comparison.costs))] if comparison.costs else []
         sections += _attributed(comparison, attribution)
-    findings = [remark for remark in comparison.remarks if remark.severity is not Severity.INFO]
+    findings = [r for r in comparison.remarks if r.severity is not Severity.INFO or r.rule in FILE_RULES]
     if findings:
         sections.append(Section("Findings", items=tuple(f"{r.severity} {r.rule}: {r.message}" for r in findings)))
     if failures:
@@ -259,7 +259,7 @@ def diff_report(
         sections.append(Section("Gates", items=gates))
     if every_value:
         sections += _values(comparison.changes)
-    elif comparison.changes:
+    elif comparison.changes and not comparison.only_names:
         sections.append(Section(lines=(f"{_counted(comparison.changes)} (--all lists each)",)))
     return Report(diff_verdict(comparison, failures), tuple(sections))
 
@@ -269,16 +269,22 @@ def diff_verdict(comparison: PlanComparison, failures: Mapping[str, str] | None 
     failed = [gate for gate, reason in (failures or {}).items() if reason]
     if failed:
         return f"FAILED: {', '.join(failed)}"
+    of_file = [r.message for r in comparison.remarks if r.rule in FILE_RULES and r.severity is Severity.ERROR]
+    if of_file:
+        return of_file[0]
     if not (comparison.changes or comparison.remarks or comparison.decisions):
         compared = f"compared {plural(comparison.stages, 'stage')}, {plural(comparison.operators, 'operator')}"
         return f"{compared}: no changes"
     if not comparison.costs:
         return comparison.decisions[0]
+    if comparison.only_names:
+        names = comparison.causes[0]
+        return f"all gates hold: {names}" if failures else f"{names[:1].upper()}{names[1:]}."
     step = next((cost for cost in comparison.costs if cost.metric is Metric.STEP_TIME), None)
     head = "all gates hold: " if failures else ""
-    if step is None or step.relative is None:
+    if step is None or step.changed is None:
         return f"{head}{plural(len(comparison.changes), 'value')} differ"
-    return f"{head}a step takes {step.words(step.old, None)} -> {step.words(step.new, None)} ({step.relative:+.2%})"
+    return f"{head}a step takes {_change_words(step, share=False)}"
 
 
 def _sentences(comparison: PlanComparison) -> Iterator[str]:
@@ -289,12 +295,18 @@ def _sentences(comparison: PlanComparison) -> Iterator[str]:
         step, memory = (
             next(c for c in comparison.costs if c.metric is m) for m in (Metric.STEP_TIME, Metric.PEAK_MEMORY)
         )
-        costs = (
-            f"{subject} {cost.words(cost.old, cost.old_share)} -> {cost.words(cost.new, cost.new_share)}"
-            + ("" if cost.relative is None else f" ({cost.relative:+.2%})")
-            for subject, cost in (("a step", step), ("the fullest device", memory))
-        )
-        yield f"Cost: {', '.join(costs)}."
+        yield f"Cost: a step {_change_words(step)}, the fullest device {_change_words(memory)}."
+
+
+def _change_words(cost: ComparedFigure, *, share: bool = True) -> str:
+    """`37.21 s -> 37.27 s (+0.16%)`, or `37.21 s, as before` where the change rounds to zero."""
+    before, after = (
+        cost.words(value, part if share else None)
+        for value, part in ((cost.old, cost.old_share), (cost.new, cost.new_share))
+    )
+    if cost.changed == 0:
+        return f"{after}, as before"
+    return f"{before} -> {after}" + ("" if cost.changed is None else f" ({cost.changed:+.2%})")
 
 
 def _figures(costs: Sequence[ComparedFigure]) -> Table:
@@ -375,11 +387,15 @@ def _cut(text: str) -> str:
 
 
 def diff_markdown(
-    comparison: PlanComparison, attribution: Attribution | None = None, failures: Mapping[str, str] | None = None
+    comparison: PlanComparison,
+    attribution: Attribution | None = None,
+    failures: Mapping[str, str] | None = None,
+    *,
+    room: int = MARKDOWN_BYTES,
 ) -> str:
-    """The comparison as a review comment: verdict, a table, the rest folded; at most `MARKDOWN_BYTES`."""
+    """The comparison as a review comment: verdict, a table, the rest folded as far as there is room, in bytes."""
     head = [MARKER, f"**shardplan: {markdown(diff_verdict(comparison, failures))}**"]
-    if comparison.costs and (comparison.changes or comparison.remarks):
+    if comparison.costs and not comparison.only_names and (comparison.changes or comparison.remarks):
         head.append(report_to_markdown(Report("", (Section(table=_figures(comparison.costs)),))).strip())
     full_report = diff_report(comparison, attribution, failures)
     summary = Report("", tuple(section for section in full_report.sections if section.heading != "Figures"))
@@ -392,7 +408,7 @@ def diff_markdown(
     text = "\n\n".join(head) + "\n"
     for title, body in folded:
         part = f"\n<details><summary>{html(title)}</summary>\n\n{body.strip()}\n\n</details>\n"
-        if len((text + part).encode()) > MARKDOWN_BYTES - 200:
+        if len((text + part).encode()) > room - 200:
             text += f"\n{title} and what follows is left out here for its length; `--format json` has it.\n"
             break
         text += part

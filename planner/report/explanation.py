@@ -16,7 +16,7 @@ from planner.plans.words import module_list, module_ranges
 from planner.report.plans import LIES
 from planner.report.tables import Cell, Form, Report, Section, Table, table
 from planner.space.steps import MemoryBytes, StepView, WorkerView
-from planner.units import format_bytes, format_number, format_seconds, plural
+from planner.units import format_bytes, format_number, format_seconds, is_visible, plural
 
 MOST_EXCHANGES = 8
 """Collectives that are shown of a sharding, the costliest ones."""
@@ -188,7 +188,8 @@ def _proof(e: Explanation) -> Section:
     meaning = "Times are simulated ones: the bound is the shortest chain of work and waits that any plan has."
     lines = [line, meaning]
     if e.tried_gap is not None:
-        finding = "none is faster" if e.tried_gap <= _SAME else f"none is more than {e.tried_gap:.1%} faster"
+        rounded = "none is faster" if e.tried_gap <= _SAME else "none is noticeably faster"
+        finding = f"none is more than {e.tried_gap:.1%} faster" if is_visible(e.tried_gap, 1) else rounded
         lines.insert(1, f"Of the plans that share operators in one of the ways that were tried, {finding}.")
     if predictions.line_bound_s is not None:
         bound = format_seconds(predictions.line_bound_s)

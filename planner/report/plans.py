@@ -25,7 +25,7 @@ from planner.report.tables import Cell, Form, Report, Section, Table, table
 from planner.simulate import rank_ranges
 from planner.space import steps
 from planner.space.configuration import LAYER_INPUT
-from planner.units import format_bytes, format_number, format_rate, format_seconds, plural, short_count
+from planner.units import format_bytes, format_number, format_rate, format_seconds, is_visible, plural, short_count
 
 LIES = {
     "replicated": "whole on every rank",
@@ -35,8 +35,6 @@ LIES = {
 }
 OPTIMAL = 1e-9
 """Gap below which a plan counts as the best."""
-SAME = 1e-6
-"""Relative gain of the free choice below which it counts as none."""
 MOST_STAGES = 24
 MOST_ALTERNATIVES = 8
 MOST_NOTES = 5
@@ -82,9 +80,9 @@ def _runs_on(plan: Plan) -> Iterator[str]:
         gain = plan_s / free.iteration_s - 1
         bound = "" if free.bound_s is None else f" (bound {format_seconds(free.bound_s)})"
         fastest = f"{format_seconds(free.iteration_s)}{bound}"
-        proven = free.bound_s is not None and gap_to(free.bound_s, plan_s) <= SAME
+        proven = free.bound_s is not None and not is_visible(gap_to(free.bound_s, plan_s))
         none = f"no faster{bound}" if proven else f"none faster was found{bound}"
-        comparison = f"{fastest}, {gain:.2%} faster: {_short(free.needs)}" if gain > SAME else none
+        comparison = f"{fastest}, {gain:.2%} faster: {_short(free.needs)}" if gain > 0 and is_visible(gain) else none
         yield f"free choice (`--for any`): {comparison}"
     elif free is not None and plan.runs_on:
         yield f"free choice (`--for any`): {free.reason}"

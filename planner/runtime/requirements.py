@@ -6,9 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 
 from planner.errors import PlanError, ShardplanError
+from planner.graph import Graph
 from planner.importers import graph_from_proto
 from planner.operators import rebatch
 from planner.plans import Fault, Finding, Plan, Requirement, validate
+from planner.plans.identity import changed_model, other_model
 from planner.plans.types import MINORS
 from planner.runtime.model_file import ModelFile
 from planner.units import plural
@@ -128,6 +130,7 @@ def require_model(plan: Plan, model: ModelFile) -> None:
         ("weight", (p.name for block in plan.block_table for p in block.parameters), model.weights),
     ):
         if (name := next((name for name in named if name not in known), None)) is not None:
+            require_same(plan, model)
             older = what == "weight" and plan.minor < MINORS[Requirement.SEPARATED_WEIGHTS]
             hint = f"{_OTHER_MODEL} if so, plan again: {_NOT_SAID}" if older else _OTHER_MODEL
             raise PlanError(f"no {what} {name!r}", where=plan.model.name, hint=hint)
@@ -153,6 +156,36 @@ def _repeats(stored: tuple[int, ...], shape: tuple[int, ...], batch: int) -> boo
     return by_sample or picked
 
 
+def require_same(plan: Plan, model: ModelFile) -> None:
+    """Refuse a model with other sizes, layers or operators than the plan's, as far as planning reads its file.
+
+    Raises:
+        PlanError: says in what it differs.
+    """
+    graph = _planned_with(model)
+    if graph is not None:
+        _require_same(plan, graph)
+
+
+def _require_same(plan: Plan, graph: Graph) -> None:
+    """As `require_same`; names alone, and seconds of operators from a file, change nothing in the execution."""
+    changes = None if graph.fingerprint == plan.model.fingerprint else changed_model(plan, graph)
+    if changes is not None and (changes.sizes or changes.content):
+        finding = other_model(plan, graph, costs=False)
+        if finding is not None:
+            raise PlanError(finding.message, where=plan.model.name, hint=_OTHER_MODEL)
+
+
+def _planned_with(model: ModelFile) -> Graph | None:
+    """The model's graph at the batch of its file; None where planning reads it otherwise, as with sizes of axes."""
+    if model.source is None:
+        return None
+    try:
+        return graph_from_proto(model.source)
+    except ShardplanError:
+        return None
+
+
 def require_legal(plan: Plan, model: ModelFile) -> None:
     """Refuse splits of operators, layouts, and tensors between stages that are not as the model has them. O(nodes).
 
@@ -161,10 +194,12 @@ def require_legal(plan: Plan, model: ModelFile) -> None:
     Raises:
         PlanError: names the first operator or tensor.
     """
-    if model.source is None:
+    graph = _planned_with(model)
+    if graph is None:
         return
+    _require_same(plan, graph)
     try:
-        graph = rebatch(graph_from_proto(model.source), plan.micro_batches.size)
+        graph = rebatch(graph, plan.micro_batches.size)
     except ShardplanError:
         return
     if graph.fingerprint == plan.model.fingerprint:

@@ -19,7 +19,7 @@ from planner.runtime.groups import Communicator
 from planner.runtime.interpreter import Values
 from planner.runtime.model_file import ModelFile, read_model
 from planner.runtime.network import join_others
-from planner.runtime.requirements import require_executable, require_model
+from planner.runtime.requirements import require_executable, require_model, require_same
 from planner.runtime.shapes import with_known_shapes
 from planner.runtime.weights import MakeOptimizer
 from planner.runtime.worker import Report, Worker
@@ -276,6 +276,7 @@ def model_of(plan: Plan, model: ModelFile) -> ModelFile:
     """
     if not all(model.takes(spec.name, spec.shape) for spec in plan.model.inputs):
         if plan.model.exported_batch in (0, plan.micro_batches.size):
+            require_same(plan, model)
             raise ModelError(
                 f"the model is not exported at the plan's micro-batch of {plan.micro_batches.size}",
                 where=plan.model.name,

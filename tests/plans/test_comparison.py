@@ -15,13 +15,14 @@ from planner.plans import (
     dump_answer,
     dumps,
     gate,
+    gates,
     infeasible_answer,
     load_answer,
     read_rules,
     seal,
     with_price,
 )
-from planner.report import diff_annotations, diff_markdown
+from planner.report import diff_annotations, diff_markdown, diff_report, diff_verdict, report_to_text
 from tests.graph import make_graph
 from tests.plans.sample import decision, language_model, make_plan
 
@@ -146,6 +147,84 @@ def test_gates(text: str, factor: float, fails: bool) -> None:
     assert bool(gate(text).struck(found.costs, found.remarks)) == fails
 
 
+def filled(part: float, headroom: float = 0.05) -> Plan:
+    """The sample plan on devices of which its fullest stage, of 3 GiB, fills a part of what the headroom leaves."""
+    plan = make_plan()
+    capacity = round(3 * 2**30 / part)
+    stages = tuple(dataclasses.replace(terms, capacity_bytes=capacity) for terms in plan.predictions.stages)
+    hardware = dataclasses.replace(plan.hardware, headroom=headroom)
+    return seal(
+        dataclasses.replace(
+            plan, hardware=hardware, headline=None, predictions=dataclasses.replace(plan.predictions, stages=stages)
+        )
+    )
+
+
+EQUAL = {
+    "as it is": make_plan(),
+    "97 % of what the headroom leaves": filled(0.97),
+    "99.6 % of what the headroom leaves": filled(0.996),
+    "99.6 % of the device, without headroom": filled(0.996, 0.0),
+    "more than the device has": filled(1.2),
+}
+
+
+@pytest.mark.parametrize("plan", EQUAL.values(), ids=EQUAL)
+def test_two_equal_plans_pass_every_default_gate(plan: Plan) -> None:
+    found = compare_plans(plan, plan)
+    assert {each.text: each.struck(found.costs, found.remarks) for each in gates(["default"])} == {
+        "step_time:+3%": "", "peak_memory:+5%": "", "error": "",
+    }  # fmt: skip
+
+
+def test_default_gates_fail_on_what_is_worse() -> None:
+    old = filled(0.97)
+    for new, gate_text in ((slower(old, 1.031), "step_time:+3%"), (filled(1.01), "error")):
+        found = compare_plans(old, new)
+        assert [each.text for each in gates(["default"]) if each.struck(found.costs, found.remarks)] == [gate_text]
+
+
+def test_gates_are_read_once_each() -> None:
+    assert [each.text for each in gates(["slower", "default", "error", "slower"])] == [
+        "slower", "step_time:+3%", "peak_memory:+5%", "error",
+    ]  # fmt: skip
+
+
+def test_a_share_of_memory_counts_the_headroom_and_says_it() -> None:
+    """3 GiB are 97 % of what a headroom of 5 % leaves: 0.97 x 0.95 = 92.15 % of the device."""
+    found = compare_plans(filled(0.97), filled(0.97))
+    assert not gate("peak_memory:95%").struck(found.costs, found.remarks)
+    assert gate("peak_memory:92%").struck(found.costs, found.remarks) == (
+        "peak_memory is 3 GiB (92%) of all memory of the device; the plan leaves 5.0% free"
+    )
+    full = compare_plans(filled(0.9, 0.0), filled(0.97, 0.0))
+    assert gate("peak_memory:95%").struck(full.costs, full.remarks)
+    assert "memory-nearly-full" in [remark.rule for remark in full.remarks]
+
+
+def test_a_plan_that_repairs_its_digest_passes() -> None:
+    edited = dataclasses.replace(make_plan(), digest="0" * 64)
+    assert [(r.rule, r.severity) for r in compare_plans(edited, make_plan()).remarks] == [("old-digest", "info")]
+
+
+def test_a_plan_that_fits_no_worse_than_before_is_a_warning() -> None:
+    rules = [remark.rule for remark in compare_plans(filled(1.2), filled(1.1)).remarks]
+    assert "still-does-not-fit" in rules
+    assert "does-not-fit" not in rules
+    assert "does-not-fit" in [remark.rule for remark in compare_plans(filled(1.1), filled(1.2)).remarks]
+
+
+@pytest.mark.parametrize(("factor", "word"), [(1.00004, ""), (0.99996, ""), (1.0001, "slower"), (0.9999, "faster")])
+def test_a_change_that_rounds_to_zero_is_neither_slower_nor_faster(factor: float, word: str) -> None:
+    old = make_plan()
+    found = compare_plans(old, slower(old, factor))
+    rules = {remark.rule for remark in found.remarks}
+    assert rules & {"slower", "faster"} == {word} - {""}
+    verdict = diff_verdict(found)
+    assert verdict == "a step takes 500 ms, as before" if not word else verdict.startswith("a step takes 500 ms -> ")
+    assert "0.00%" not in report_to_text(diff_report(found))
+
+
 def test_a_price_that_changed_is_told_and_can_be_a_gate() -> None:
     old, new = with_price(make_plan(), 2.0), with_price(make_plan(), 2.5)
     found = compare_plans(old, new)
@@ -214,7 +293,7 @@ def test_annotations_are_one_line_each_whatever_the_names() -> None:
     found = compare_plans(old, slower(old, 1.1))
     text = diff_annotations(found, {"step_time:+3%": "too\nslow: 100%"}, file="a,b.json")
     first, *others = text.splitlines()
-    assert first == "::error file=a%2Cb.json,title=gate step_time%3A+3%25::too%0Aslow: 100%25"
+    assert first == "::error file=a%2Cb.json,title=gate step_time%3A+3%25::too\\nslow: 100%25"
     assert others[0].startswith("::warning file=a%2Cb.json,title=slower::step_time 500 ms -> 550 ms")
 
 

@@ -26,6 +26,7 @@ from planner.plans import (
     validate,
 )
 from planner.plans.figures import IDLE_CONVENTION
+from planner.plans.model import blocks_as_said, compress
 from planner.play import Transfers
 from planner.space import Configuration, StageChoice
 from tests.plans.sample import decision, make_plan
@@ -171,7 +172,8 @@ def test_a_configuration_that_disagrees_is_found(path: tuple[Any, ...], value: A
 def test_a_file_of_version_1_is_read_as_one_of_version_2() -> None:
     now = make_plan(chosen=decision((2, 1), (0, 3), micro_batches=8))
     then = dataclasses.replace(now.options, schedules=("1f1b", "gpipe"), zero=(0, 1))  # all that was weighed then
-    now = seal(dataclasses.replace(now, options=then, headline=None))
+    blocks = compress(blocks_as_said(now.block_table, ()))  # that name no structures
+    now = seal(dataclasses.replace(now, options=then, headline=None, blocks=blocks))
     assert json.loads(VERSION1.read_text())["version"] == 1
     read = loads(VERSION1.read_text())
     said = read.predictions  # of before minor version 8, where exchanges and transfers count as bubble

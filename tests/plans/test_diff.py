@@ -101,7 +101,7 @@ def test_a_report_begins_with_three_sentences_and_lists_values_on_demand() -> No
         "\n"
         "Changed: none of model, hardware, options and tool.\n"
         "Planner: decides as before.\n"
-        "Cost: a step 500 ms -> 250 ms (-50.00%), the fullest device 3 GiB (19%) -> 3 GiB (19%) (+0.00%).\n"
+        "Cost: a step 500 ms -> 250 ms (-50.00%), the fullest device 3 GiB (19%), as before.\n"
         "\n"
         "Figures\n"
         "  figure                     old           new   change\n"
