@@ -180,9 +180,10 @@ def _with_requirements(plan: Plan, *, divided: bool) -> Plan:
 def with_minor(plan: Plan) -> Plan:
     """The plan with the least minor version of the schema that says what it needs, and what its alternatives do."""
     told = {Requirement.LAYER_RECOMPUTE} if any(other.layers for other in plan.alternatives) else set[Requirement]()
-    exposes = any(terms.exposed != NOTHING_EXPOSED for terms in plan.predictions.stages)
-    exposes |= any(other.experts > 1 for other in plan.alternatives)
-    minor = max(minor_of({*plan.requires, *told}), EXPOSED_MINOR if exposes else 0)
+    newest = any(terms.exposed != NOTHING_EXPOSED for terms in plan.predictions.stages)
+    newest |= any(other.experts > 1 for other in plan.alternatives)
+    newest |= any(block.structure for block in plan.block_table)
+    minor = max(minor_of({*plan.requires, *told}), EXPOSED_MINOR if newest else 0)
     return dataclasses.replace(plan, minor=minor)
 
 

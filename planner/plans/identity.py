@@ -16,7 +16,9 @@ from planner.graph import Graph, build_chain
 from planner.hardware.types import Cluster, with_headroom
 from planner.plans.assemble import block_table
 from planner.plans.findings import Fault, Finding, differences
+from planner.plans.model import ModelSection
 from planner.plans.model_changes import ModelChanges, ModelView, model_changes
+from planner.plans.records import HardwareSection
 from planner.plans.sections import hardware_section, model_section
 from planner.plans.types import Plan
 from planner.units import plural
@@ -51,9 +53,8 @@ def other_model(plan: Plan, graph: Graph, *, costs: bool = True) -> Finding | No
     if graph.name != name and not changes.match.pairs:
         return _model(f"{name}, not {graph.name}", _AGAIN_MODEL)
     if not (changes.content or changes.names):
-        identities = (f"{each.name} (fingerprint {each.fingerprint[:12]})" for each in (plan.model, graph))
         detail = "other seconds of operators (--costs)" if asked else changes.phrases[0]
-        return _model(f"{', not '.join(identities)}: {detail}", _AGAIN_MODEL)
+        return _model(f"{_another('version', plan.model, graph)}: {detail}", _AGAIN_MODEL)
     now = "as it was" if graph.name == name else f"not {graph.name}"
     return _model(f"{name}, {now}: {'; '.join(changes.phrases)}", _AGAIN_MODEL)
 
@@ -111,9 +112,17 @@ def other_hardware(plan: Plan, cluster: Cluster) -> Finding | None:
     now = "as it was" if cluster.name == hardware.name else f"not {cluster.name}"
     if figures := _figures(plan, cluster):
         return Finding(Fault.HARDWARE, f"the plan is for {hardware.name}, {now}: {figures}", _AGAIN_HARDWARE)
-    identities = ", not ".join(f"{each.name} (fingerprint {each.fingerprint[:12]})" for each in (hardware, cluster))
     unseen = "figures that a plan does not carry differ (efficiency, latency of devices, stack)"
-    return Finding(Fault.HARDWARE, f"the plan is for {identities}: {unseen}", _AGAIN_HARDWARE)
+    words = f"the plan is for {_another('profile', hardware, cluster)}: {unseen}"
+    return Finding(Fault.HARDWARE, words, _AGAIN_HARDWARE)
+
+
+def _another(kind: str, said: ModelSection | HardwareSection, given: Graph | Cluster) -> str:
+    """A model or cluster and the one given in its place, which differ in their fingerprints; one name is said once."""
+    marks = said.fingerprint[:12], given.fingerprint[:12]
+    if said.name == given.name:
+        return f"another {kind} of {said.name} (fingerprint {marks[0]}, {marks[1]} here)"
+    return f"{said.name} (fingerprint {marks[0]}), not {given.name} (fingerprint {marks[1]})"
 
 
 def _base(name: str) -> str:

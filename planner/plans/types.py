@@ -163,7 +163,8 @@ backward, those of before 7 not which operators of the model file read a weight 
 
 
 EXPOSED_MINOR = 8
-"""The minor version since which stages say what they expose, and a bubble is of pipelines alone."""
+"""The minor version since which stages say what they expose, blocks what they compute, and a bubble is of pipelines
+alone."""
 
 
 def minor_of(needed: Collection[Requirement]) -> int:
