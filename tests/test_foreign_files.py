@@ -161,7 +161,7 @@ def test_a_store_of_other_columns_damaged_locked_or_full(tmp_path: Path) -> None
         ("[1]", "no JSON object"),
         ('{"point": 3}', "no result of a sweep"),
         ("{", "not JSON"),
-        ("7", ""),
+        ("7", "no JSON object"),
     ):
         with sqlite3.connect(path) as file:
             file.execute("UPDATE rows SET row = ?", (row,))
