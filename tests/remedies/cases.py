@@ -18,15 +18,15 @@ _PLAN_OF_FRAMEWORK = (
 )
 _CHECK = "names the command that lists what is wrong: a damaged plan stays damaged"
 EXCEPTIONS: Mapping[tuple[str, str], str] = {
+    ("planner/hardware/loader.py", "give its file as --stack FILE"): "of the stack in a changed profile, from Python",
     (
         "planner/documents.py",
         "name a file that `shardplan plan` wrote",
     ): "from Python; each case writes a plan and reads it",
     ("planner/ask/sweeps.py", "--on needs dask"): _PACKAGE,
-    ("planner/ask/sweeps.py", "pip install 'shardplan[sweep]'"): _PACKAGE,
-    ("planner/costs/measured.py", "pip install 'shardplan[measure]'"): _PACKAGE,
-    ("planner/importers/onnx.py", "pip install 'shardplan[torch]'"): _PACKAGE,
-    ("planner/runtime/__init__.py", "pip install 'shardplan[torch]'"): _PACKAGE,
+    ("planner/ask/sweeps.py", "pip install distributed (shardplan[sweep])"): _PACKAGE,
+    ("planner/costs/measured.py", "pip install onnxruntime (shardplan[measure])"): _PACKAGE,
+    ("planner/importers/onnx.py", "pip install torch onnxscript (shardplan[torch])"): _PACKAGE,
     ("planner/runtime/device.py", "use --device cpu, or torch with CUDA"): _GPU,
     ("planner/runtime/device.py", "use --backend gloo"): _GPU,
     ("cli/hardware.py", "--ranks needs --measure"): "measures the machine that it runs on",

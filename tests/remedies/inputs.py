@@ -101,10 +101,10 @@ INPUTS = (
         "models build {0} gpt2 -o built.onnx --layers 2",
     ),
     case(
-        "describe the node with --inside",
-        "hardware import uneven.txt --device a100-sxm-80gb",
-        r"with (--inside)",
-        f"{BY_HAND} {{0}} pcie:32GB/s",
+        "give --device the card that it is ({}), or the file of a device with `peer_links`",
+        "hardware import topology.txt --device t4-16gb",
+        r"give --device the card that it is \(([\w-]+), ",
+        "hardware import topology.txt --device {0}",
     ),
     case(
         "say --collective {}",
