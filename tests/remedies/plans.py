@@ -6,12 +6,6 @@ from tests.remedies.case import case
 
 PLANS = (
     case(
-        "add --num-layers to the file",
-        "predict gpt2 -H dgx-a100 -b 8 --dim seq=32 --from megatron virtual.txt",
-        "add (--num-layers) to the file",
-        "predict gpt2 -H dgx-a100 -b 8 --dim seq=32 --from megatron counted.txt",
-    ),
-    case(
         "name another file for --store",
         "sweep toy.onnx -H v100-pcie-4 --over batch=4 -j 1 --store config.json",
         "name another file for (--store)",

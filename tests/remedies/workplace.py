@@ -83,9 +83,6 @@ def fill(folder: Path) -> None:
     (folder / "nameless.txt").write_text(others.nccl_text().replace("all_reduce_perf", ""))
     (folder / "topology.txt").write_text(others.topology_text())
     (folder / "uneven.txt").write_text(UNEVEN)
-    virtual = "--num-layers-per-virtual-pipeline-stage 3 --pipeline-model-parallel-size 2 --bf16"
-    (folder / "virtual.txt").write_text(virtual)
-    (folder / "counted.txt").write_text(f"{virtual} --num-layers 12")
     (folder / "exists.yaml").write_text("here\n")
     (folder / "config.json").write_text(json.dumps(others.CONFIGURATIONS[0]))
     for line in (
