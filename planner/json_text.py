@@ -23,7 +23,7 @@ _Pairs = list[tuple[str, Any]]
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},:]|[^\s\[\]{},:"]+')
 """A string, a bracket, a separator, or a number or word."""
-_HALF = re.compile(r"\\u[dD][89abAB]")
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 """The escape of half a character; the other half may follow."""
 
 

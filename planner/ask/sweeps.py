@@ -157,15 +157,16 @@ class Store:
 
     Args:
         path: the file; created if it is missing.
+        patience_s: how long another process may keep the file locked.
 
     Raises:
         UsageError: the file is not an SQLite database of a sweep or cannot be opened.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, patience_s: float = 60.0) -> None:
         self._door = Door(str(path), UsageError, "name another file for --store")
         with self._errors():
-            self._file = sqlite3.connect(path)
+            self._file = sqlite3.connect(path, timeout=patience_s)
             self._file.execute("CREATE TABLE IF NOT EXISTS rows (key TEXT PRIMARY KEY, row TEXT NOT NULL)")
             self._file.commit()
         columns = [name for _, name, *_ in self._ask("PRAGMA table_info(rows)")]

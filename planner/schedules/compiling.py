@@ -196,6 +196,9 @@ _ROLES = {
 }
 """Kinds that occur once per micro-batch and stage; an INPUT_GRAD takes the role of the BACKWARD."""
 
+_FEW_KEYS, _KEYS_AN_ACTION = 1 << 20, 64
+"""Most keys of a table: so many, and so many for each action; orders without gaps have one or two actions a key."""
+
 _Tables = dict[int, np.ndarray]
 """By role, the action of each key (stage, unit); -1 if there is none."""
 
@@ -213,6 +216,9 @@ def link(program: Program) -> None:
         raise program.error(int(wrong[0]), f"the part of {program.label(wrong[0])} is not one of {parts}", hint)
     unit = program.unit
     width = max(int(unit[compute].max(initial=0)) + 1, 1)
+    if program.stages * width > _FEW_KEYS + _KEYS_AN_ACTION * len(unit):
+        message = f"{len(unit)} actions are numbered up to stage {program.stages - 1} and micro-batch {width - 1}"
+        raise program.error(int(np.argmax(np.where(compute, unit, -1))), message, "number both from 0, without gaps")
     key = np.where(compute, program.stage * width + unit, 0)
     tables: _Tables = {
         role: _table(program, program.of(*kinds), key, program.stages * width) for role, kinds in _ROLES.items()

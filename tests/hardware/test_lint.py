@@ -288,7 +288,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(HardwareError, match="cannot read: No such file"):
         lint(tmp_path / "none.yaml")
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(HardwareError, match="not UTF-8 text"):
+    with pytest.raises(HardwareError, match="not a text file: byte 0xff is not UTF-8"):
         lint(tmp_path / "binary.yaml")
     with pytest.raises(HardwareError, match="Is a directory"):
         lint(tmp_path)

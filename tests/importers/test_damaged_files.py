@@ -176,3 +176,29 @@ def test_windows_ranks_and_counts(wrong: onnx.NodeProto, message: str) -> None:
     inputs = [value("x", [1, 3, 8, 8]), value("v", [4, 1, 3])]
     stored = [absent("w", [3, 3, 3, 3]), absent("m", [3, 9]), absent("c", [])]
     refused(model([wrong], inputs, [value("y", [1, 3, 8, 8])], stored, domains={"com.microsoft": 1}), message)
+
+
+def test_a_window_larger_than_its_image_is_named_with_both() -> None:
+    for height, message in ((1, r"window of \[3, 3\] over an input of \[1, 8\]"), (2, r"shape \[2, 4, 0, 6\]")):
+        nodes = [node("Conv", ["x", "w"], ["y"], kernel_shape=[3, 3])]
+        stored = [absent("w", [4, 3, 3, 3])]
+        refused(model(nodes, [value("x", [2, 3, height, 8])], [value("y", None)], stored), message)
+    padded = [node("Conv", ["x", "w"], ["y"], kernel_shape=[3, 3], pads=[1, 0, 1, 0])]
+    graph = graph_from_proto(model(padded, [value("x", [2, 3, 1, 8])], [value("y", None)], [absent("w", [4, 3, 3, 3])]))
+    assert graph.tensors["y"].shape == (2, 4, 1, 6)
+
+
+def test_a_call_with_more_operands_than_the_function_has_is_refused() -> None:
+    inner = helper.make_function("own", "F", ["a"], ["b"], [node("Relu", ["a"], ["b"])], [helper.make_opsetid("", 20)])
+    for inputs, outputs in ((["x", "x"], ["y"]), (["x"], ["y", "z"])):
+        call = node("F", inputs, outputs, domain="own", name="call")
+        refused(
+            one(call, functions=[inner], domains={"own": 1}),
+            r"F 'call' calls a function of 1 (operands|results) with 2",
+        )
+
+
+def test_a_version_of_the_format_that_no_program_writes_is_refused() -> None:
+    proto = one(node("Relu", ["x"], ["y"]))
+    proto.ir_version = 1 << 40
+    refused(proto, "the file has the ONNX version 1099511627776")

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 import onnx
 import pytest
 from onnx import helper
 
+from planner import ModelError, load_graph
 from planner.graph import Graph
-from planner.importers import graph_from_proto
+from planner.importers import graph_from_proto, rebatched_file
 from planner.operators import rebatch
 from tests.importers.build import BOOL, I64, absent, ints, model, node, value
+from tests.shared_data import shared_path
 
 STORED = [
     absent("table", [100, 16]), absent("w", [16, 4]), ints("zero", 0), ints("one", 1), ints("axis", [0]),
@@ -46,12 +50,36 @@ def collected(reduction: str) -> Graph:
     return cut(loop, ends)
 
 
-def counted() -> Graph:
-    """A Loop without a number of turns that cuts rows gathered before, and puts what it sums into a sequence."""
-    else_branch = helper.make_graph(
-        [node("Slice", ["rows", "start", "end"], ["bag_rows"]), node("ReduceSum", ["bag_rows", "axis"], ["sum"])],
-        "else", [], [value("sum", None)],
+def summed_rows() -> list[onnx.NodeProto]:
+    """A bag's rows, and their sum."""
+    return [node("Slice", ["rows", "start", "end"], ["bag_rows"]), node("ReduceSum", ["bag_rows", "axis"], ["sum"])]
+
+
+def by_mode(mode: int) -> list[onnx.NodeProto]:
+    """As an export that optimises nothing writes it: a branch for sums (0) and one for means (1)."""
+    total = helper.make_graph(
+        [node("Slice", ["rows", "start", "end"], ["r0"]), node("ReduceSum", ["r0", "axis"], ["total"])],
+        "sums", [], [value("total", None)],
     )  # fmt: skip
+    first = helper.make_graph([node("Identity", ["rows"], ["all"])], "all", [], [value("all", None)])
+    other = helper.make_graph([node("Slice", ["rows", "start", "end"], ["r1"])], "some", [], [value("r1", None)])
+    mean = helper.make_graph(
+        [
+            node("If", ["is_empty"], ["picked"], then_branch=first, else_branch=other),
+            node("ReduceMean", ["picked"], ["mean"], axes=[0], keepdims=0),
+        ],
+        "means", [], [value("mean", None)],
+    )  # fmt: skip
+    return [
+        node("Constant", [], ["mode"], value_int=mode), node("Constant", [], ["sums"], value_int=0),
+        node("Equal", ["mode", "sums"], ["is_sum"]),
+        node("If", ["is_sum"], ["sum"], then_branch=total, else_branch=mean),
+    ]  # fmt: skip
+
+
+def counted(reduction: Sequence[onnx.NodeProto] = (), dims: Mapping[str, int] | None = None) -> Graph:
+    """A Loop without a number of turns that cuts rows gathered before, and puts what it sums into a sequence."""
+    else_branch = helper.make_graph(reduction or summed_rows(), "else", [], [value("sum", None)])
     then_branch = helper.make_graph([node("Identity", ["empty"], ["none"])], "then", [], [value("none", None)])
     body = helper.make_graph(
         [
@@ -82,7 +110,7 @@ def counted() -> Graph:
         node("MatMul", ["z", "w"], ["y"]),
     ]  # fmt: skip
     inputs = [value("indices", [32], I64), value("offsets", [8], I64)]
-    return graph_from_proto(model(nodes, inputs, [value("y", None)], [*STORED, *further], opset=17))
+    return graph_from_proto(model(nodes, inputs, [value("y", None)], [*STORED, *further], opset=17), dims=dims)
 
 
 @pytest.mark.parametrize("reduction", ["ReduceSum", "ReduceMean", "ReduceMax"])
@@ -99,6 +127,32 @@ def test_a_loop_that_counts_and_fills_a_sequence() -> None:
     assert [n.op for n in graph.nodes] == ["Gather", "Reshape", "ReduceSum", "MatMul"]
     assert graph.tensors["y"].shape == (8, 4)
     assert graph.parameter_count() == 100 * 16 + 16 * 4
+
+
+def test_branches_that_a_constant_rules_out_do_not_count() -> None:
+    graph = counted(by_mode(0))
+    assert [n.op for n in graph.nodes] == ["Gather", "Reshape", "ReduceSum", "MatMul"]
+    assert "embedding-bag" in {note.code for note in graph.report.notes}
+
+
+@pytest.mark.parametrize("dims", [{}, {"n19_2": 8}])
+def test_a_sequence_that_cannot_be_followed_is_refused_at_once(dims: dict[str, int]) -> None:
+    """No trip count is asked for: with one the model could be read no more than without."""
+    with pytest.raises(ModelError, match="reads the sequence 'none_yet' in a way that cannot be followed"):
+        counted(by_mode(1), dims)
+
+
+@pytest.mark.parametrize("name", ["opt", "noopt"])
+def test_what_torch_writes_with_and_without_optimising_is_read(name: str) -> None:
+    graph = load_graph(str(shared_path(f"cases/bug-12/bag.{name}.onnx")))
+    assert "embedding-bag" in {note.code for note in graph.report.notes}
+    assert graph.parameter_count() == 195_434
+
+
+def test_a_batch_inside_a_loop_cannot_be_written_anew() -> None:
+    path = str(shared_path("cases/bug-12/bag.opt.onnx"))
+    with pytest.raises(ModelError, match=r"the batch is also in '.*', which is written as other operators in the file"):
+        rebatched_file(path, 4)
 
 
 @pytest.mark.parametrize("graph", [collected("ReduceSum"), counted()], ids=["stacked", "counted"])

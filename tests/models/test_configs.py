@@ -291,3 +291,35 @@ def test_the_code_of_the_documentation_runs() -> None:
     exec(code, names)
     assert parameter_count(names["model"]) == 8_030_261_248 - 16 * 218_112_000
     assert names["notes"] == ()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["llama", "deepseek_v3", "gemma2", "qwen3_next", "nemotron_h", "llama4_text", "bert", "gpt_neox", "vit"],
+)
+def test_sizes_have_limits_before_anything_is_built(name: str) -> None:
+    """Whole numbers beyond the largest width, and numbers of layers beyond the largest depth."""
+    config = {**TINY, **TYPES.get(name, {}), "model_type": name}
+    for key, entry in models.model_types()[name].keys.items():
+        if entry.kind is not int:
+            continue
+        for value in (1 << 40, (1 << 24) + 1):
+            with pytest.raises(models.ModelBuildError, match=f"{key} is {value}"):
+                models.build_config(config | {key: value}, seq=8 if models.model_types()[name].reads_sequence else None)
+        if key.endswith(("layer", "layers")):
+            with pytest.raises(models.ModelBuildError, match="give 10000 or less"):
+                models.build_config(config | {key: 10_001}, seq=8)
+
+
+def test_lists_and_rotated_widths_have_limits() -> None:
+    for config, message in (
+        (
+            {"model_type": "dlrm", "tables": [5] * 4097, "width": 4, "bottom": [8, 4], "top": [1]},
+            "tables has 4097 items",
+        ),
+        ({"model_type": "resnet", "blocks": [5000, 5000, 1, 1]}, "give 4 numbers from 1, 10000 together"),
+        (TINY | {"head_dim": 1 << 17}, "over 131072 elements of a head (give a positive base and an even number of"),
+    ):
+        with pytest.raises(models.ModelBuildError) as caught:
+            models.build_config(config)
+        assert message in str(caught.value)

@@ -62,7 +62,7 @@ def test_too_many_devices(document: dict[str, object], key: str, tmp_path: Path)
 
 def test_json_that_is_nested_too_deeply(tmp_path: Path) -> None:
     text = '{"maxFPGAs": ' + "[" * 100_000 + "]" * 100_000 + "}"
-    assert "g.json:1:78: nested deeper than 64 levels" in refused(text, tmp_path / "g.json")
+    assert "g.json:1:77: nested deeper than 64 levels" in refused(text, tmp_path / "g.json")
 
 
 @pytest.mark.parametrize("options", [{"devices": 10**8}, {"cpus": 4097}, {"machines": "1024x1025"}])

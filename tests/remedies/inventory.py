@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -51,6 +52,7 @@ class Remedy:
     file: str
 
 
+@functools.cache
 def remedies() -> tuple[Remedy, ...]:
     """All remedies of the package, each text once a file."""
     found = {}
@@ -64,24 +66,28 @@ def remedies() -> tuple[Remedy, ...]:
 
 def _texts(module: ast.Module) -> Iterator[str]:
     """Texts of the calls that raise or note something."""
-    functions = [each for each in ast.walk(module) if isinstance(each, ast.FunctionDef)]
-    assigned: dict[int, dict[str, list[ast.expr]]] = {}
-    for function in functions:
-        own: dict[str, list[ast.expr]] = {}
-        for each in ast.walk(function):
-            if isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name):
-                own.setdefault(each.targets[0].id, []).append(each.value)
-            elif isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Tuple | ast.List):
-                names = [target.id for target in each.targets[0].elts if isinstance(target, ast.Name)]
-                values = each.value.elts if isinstance(each.value, ast.Tuple) else []
-                for name, value in zip(names, values, strict=False):
-                    own.setdefault(name, []).append(value)
-        for each in ast.walk(function):
-            assigned.setdefault(id(each), own)
-    for call in ast.walk(module):
-        if isinstance(call, ast.Call) and _name(call.func) in RAISERS:
+    for function in (each for each in ast.walk(module) if isinstance(each, ast.FunctionDef)):
+        calls = [each for each in ast.walk(function) if isinstance(each, ast.Call) and _name(each.func) in RAISERS]
+        assigned = _assigned(function) if calls else {}
+        for call in calls:
             for argument in [*call.args, *(keyword.value for keyword in call.keywords)]:
-                yield from _templates(argument, assigned.get(id(call), {}))
+                yield from _templates(argument, assigned)
+
+
+def _assigned(function: ast.FunctionDef) -> dict[str, list[ast.expr]]:
+    """By name of a variable of a function: what it is set to."""
+    values: dict[str, list[ast.expr]] = {}
+    for each in ast.walk(function):
+        if not isinstance(each, ast.Assign):
+            continue
+        target, value = each.targets[0], each.value
+        if isinstance(target, ast.Name):
+            values.setdefault(target.id, []).append(value)
+        elif isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+            for name, part in zip(target.elts, value.elts, strict=False):
+                if isinstance(name, ast.Name):
+                    values.setdefault(name.id, []).append(part)
+    return values
 
 
 def _name(function: ast.expr) -> str:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.remedies.cases import CASES, EXCEPTED_FILES, EXCEPTIONS, Case
+from tests.remedies.case import Case
+from tests.remedies.cases import CASES, EXCEPTED_FILES, EXCEPTIONS
 from tests.remedies.inventory import remedies
 from tests.remedies.workplace import answer, fill
 
