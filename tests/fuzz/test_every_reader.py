@@ -18,7 +18,7 @@ MACHINE_TEXTS = ("astra", "calculon", "nccl", "topology")
 """What `hardware import` recognises; a text of each kind of its own is in tests/hardware."""
 
 
-WRITTEN = ("output", "picture", "svg_file", "trace_file", "plot", "folder", "plans_folder")
+WRITTEN = ("comment_file", "output", "picture", "svg_file", "trace_file", "plot", "folder", "plans_folder")
 """Parameters that name a file or folder to write."""
 
 

@@ -6,6 +6,18 @@ from tests.remedies.case import case
 
 PLANS = (
     case(
+        "--comment is for a revision alone",
+        "diff toy.plan.json toy.plan.json --comment comment.md",
+        "leave it out",
+        "diff toy.plan.json toy.plan.json",
+    ),
+    case(
+        "leave out --model, --hardware and --dim, or name two plans",
+        "diff HEAD --model toy.onnx",
+        "or name two plans",
+        "diff toy.plan.json toy.plan.json --model toy.onnx",
+    ),
+    case(
         "name another file for --store",
         "sweep toy.onnx -H v100-pcie-4 --over batch=4 -j 1 --store config.json",
         "name another file for (--store)",
