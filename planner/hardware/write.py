@@ -282,10 +282,17 @@ def _header(name: str) -> str:
     return _HEADER.format(file=visible(shell(f"{name}.yaml")))
 
 
-def resolved_profile(name_or_path: str | Path, nodes: int | str | None = None) -> dict[str, Any]:
+def resolved_profile(
+    name_or_path: str | Path, nodes: int | str | None = None, *, known: Sequence[str] = ()
+) -> dict[str, Any]:
     """A self-contained profile: devices written out, defaults filled in, sources cited in full.
 
     Read back, it gives the same cluster with the same fingerprint.
+
+    Args:
+        name_or_path: name of a bundled profile, or a file.
+        nodes: number of nodes; by default the profile's.
+        known: names that an error may suggest; by default those of all bundled profiles.
 
     Raises:
         HardwareError: as `load_cluster`.
@@ -293,7 +300,7 @@ def resolved_profile(name_or_path: str | Path, nodes: int | str | None = None) -
     from planner.hardware.resolve import nodes_of, part_of_nodes, with_defaults
     from planner.hardware.schema import DeviceFile, StackFile
 
-    spec = read_profile(name_or_path)
+    spec = read_profile(name_or_path, known=known or _names())
     if isinstance(spec, StackFile):
         return _with_sources({"stack": spec.stack, **_plain(spec)}, spec.sources)
     if isinstance(spec, DeviceFile):
@@ -374,9 +381,14 @@ def profile_text(name_or_path: str | Path) -> str:
     Raises:
         HardwareError: there is no such profile, or the file has errors.
     """
-    read_profile(name_or_path)
-    known = (*cluster_names(), *device_names(), *stack_names())
+    known = _names()
+    read_profile(name_or_path, known=known)
     return profile_path(name_or_path, known=known).read_text(encoding="utf-8")
+
+
+def _names() -> tuple[str, ...]:
+    """Names of all bundled profiles: clusters, devices and stacks."""
+    return (*cluster_names(), *device_names(), *stack_names())
 
 
 def profile_template(name_or_path: str | Path, name: str) -> str:
@@ -385,7 +397,7 @@ def profile_template(name_or_path: str | Path, name: str) -> str:
     Raises:
         HardwareError: there is no such profile, it has errors, or it is no cluster.
     """
-    content = resolved_profile(name_or_path)
+    content = resolved_profile(name_or_path, known=cluster_names())
     if "cluster" not in content:
         kind = read_profile(name_or_path).kind
         hint = "start from one of `shardplan hardware list`"

@@ -173,7 +173,7 @@ def test_a_file_of_version_1_is_read_as_one_of_version_2() -> None:
     now = make_plan(chosen=decision((2, 1), (0, 3), micro_batches=8))
     then = dataclasses.replace(now.options, schedules=("1f1b", "gpipe"), zero=(0, 1))  # all that was weighed then
     blocks = compress(blocks_as_said(now.block_table, ()))  # that name no structures
-    now = seal(dataclasses.replace(now, options=then, headline=None, blocks=blocks))
+    now = seal(dataclasses.replace(now, options=then, headline=None, blocks=blocks, minor=0))
     assert json.loads(VERSION1.read_text())["version"] == 1
     read = loads(VERSION1.read_text())
     said = read.predictions  # of before minor version 8, where exchanges and transfers count as bubble
