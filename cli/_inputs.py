@@ -80,10 +80,14 @@ def recorded_dims(plan: Any) -> tuple[str, ...]:  # noqa: ANN401
 
 
 def recorded_nodes(plan: Any, hardware: str) -> int | str | None:  # noqa: ANN401
-    """The nodes that a plan was made for; None for the profile's own. Files of before say their number alone."""
+    """The nodes that a plan was made for; None for the profile's own.
+
+    Files of before, and plans made in Python, may say their number alone. It counts unless the profile is a file, whose
+    own number may have changed since.
+    """
     if plan.provenance.nodes:
         return read_nodes(plan.provenance.nodes)
-    of_before = not any(block.structure for block in plan.block_table)
-    if of_before and planner.load_cluster(hardware).device_count != plan.hardware.device_count:
+    by_number = hardware in planner.cluster_names() or not any(block.structure for block in plan.block_table)
+    if by_number and planner.load_cluster(hardware).device_count != plan.hardware.device_count:
         return int(plan.hardware.nodes)
     return None

@@ -74,7 +74,8 @@ def test_a_changed_figure_is_found_by_its_path(
     assert run("check", path, "--model", "resnet50", "-H", "dgx-a100", "--search", 0) == 7
     out = capsys.readouterr().out
     assert f"{path}: differs: predictions.stages[0].memory.workspace_bytes: 0 in the file, " in out
-    assert run("check", path) == 0
+    assert run("check", path) == 7
+    assert "headline.memory_bytes: " in capsys.readouterr().out  # which adds up the fullest device
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def sharded_plan(
     """Equal stages of groups on one mesh."""
     graph, cluster = load_graph(model, dims=dims), load_cluster(hardware, nodes=nodes, stack="eager")
     graph = graph if graph.batch == micro_batch else rebatch(graph, micro_batch)
-    job = Job(global_batch=4 * micro_batch * copies, precision="bf16")
+    job = Job(global_batch=4 * micro_batch * copies, precision="bf16", headroom=0.0)
     numbers, state = precision(job.precision), StateBytes(2, 2, 12)
     chain, prices = build_chain(graph), profile(graph, cluster.devices[0])
     place = mesh_on(cluster, dict(zip(mesh_names(mesh), mesh, strict=True)))

@@ -90,7 +90,7 @@ def test_an_explanation_tells_of_groups() -> None:
 def test_another_model_is_refused() -> None:
     sample = language()
     other = dataclasses.replace(sample.graph, fingerprint="0" * 64)
-    with pytest.raises(UsageError, match="the plan is for gpt2"):
+    with pytest.raises(UsageError, match="the plan is for another version of gpt2"):
         split_reasons(sample.plan, other, sample.cluster)
 
 

@@ -307,12 +307,12 @@ MUTATIONS: dict[str, tuple[Callable[[Plan], Plan], Fault, str]] = {
     "another model": (
         lambda p: dataclasses.replace(p, model=dataclasses.replace(p.model, fingerprint="0" * 64)),
         Fault.MODEL,
-        "the plan is for toy (fingerprint 000000000000)",
+        "the plan is for another version of toy (fingerprint 000000000000, ",
     ),
     "other hardware": (
         lambda p: dataclasses.replace(p, hardware=dataclasses.replace(p.hardware, fingerprint="0" * 64)),
         Fault.HARDWARE,
-        "the plan is for toy-box (fingerprint 000000000000)",
+        "the plan is for another profile of toy-box (fingerprint 000000000000, ",
     ),
     "stage inputs": (
         lambda p: stage(p, 1, inputs=()),

@@ -31,9 +31,9 @@ PLANS = (
     ),
     case(
         "--dim needs --model",
-        "export toy.plan.json --to torch -o out --dim batch=4",
+        "export toy.plan.json --to torch -o out --dim batch=1",
         r"needs (--model)",
-        "export toy.plan.json --to torch -o out8 --dim batch=4 {0} toy.onnx",
+        "export toy.plan.json --to torch -o out8 --dim batch=1 {0} toy.onnx",
     ),
     case(
         "{} is not at hand (--model)",

@@ -144,7 +144,7 @@ def test_a_plan_of_any_size_runs_without_data() -> None:
 
 def test_devices_are_chosen_by_what_the_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
     choose = devices.choose
-    assert dataclasses.astuple(choose("auto", ranks=2)) == ("cpu", "gloo", 0)
+    assert dataclasses.astuple(choose("auto", ranks=2)) == ("cpu", "gloo", 0, ())
     with pytest.raises(planner.UsageError, match="torch sees no GPU"):
         choose("cuda")
     with pytest.raises(planner.UsageError, match="no device 'abacus'"):
@@ -152,8 +152,8 @@ def test_devices_are_chosen_by_what_the_machine_has(monkeypatch: pytest.MonkeyPa
     with pytest.raises(planner.UsageError, match="cannot be exchanged"):
         runtime.run(cases.plan(cases.Case("", "gpt", 2, {"pipeline": 2}, 4)), cases.model("gpt"), device="meta")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert dataclasses.astuple(choose("auto", ranks=2)) == ("cuda", "nccl", 2)
-    assert dataclasses.astuple(choose("cuda", ranks=4)) == ("cuda", "gloo", 2)  # two ranks on each
+    assert dataclasses.astuple(choose("auto", ranks=2)) == ("cuda", "nccl", 2, ())
+    assert dataclasses.astuple(choose("cuda", ranks=4)) == ("cuda", "gloo", 2, ())  # two ranks on each
     assert choose("cuda", ranks=2, backend="gloo").backend == "gloo"
     assert [str(choose("cuda", ranks=4).open(k).name) for k in range(4)] == ["cuda:0", "cuda:1", "cuda:0", "cuda:1"]
     assert choose("cuda", ranks=4).open(1).wire == torch.device("cpu")
