@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -46,15 +47,18 @@ def test_endless_reading_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_a_seed_gives_the_same_file_again(kind: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_seed_gives_the_same_file_again(kind: str, tmp_path: Path) -> None:
     import random
+    import shutil
 
     form: Format = FORMATS[kind]
-    written = []
+    folder, written = tmp_path / "seed", []
     for _ in range(2):
-        path = tmp_path_factory.mktemp("seed") / f"mutated{form.suffix}"
+        folder.mkdir()
+        path = folder / f"mutated{form.suffix}"
         form.make(path, random.Random("7"))
         written.append(path.read_bytes())
+        shutil.rmtree(folder)  # the file of a sweep names its folder
     assert written[0] == written[1]
 
 

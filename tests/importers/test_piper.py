@@ -149,7 +149,7 @@ def test_a_cycle() -> None:
 
 
 def test_files_that_are_not_instances(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="cannot be read"):
+    with pytest.raises(ModelError, match="cannot read"):
         read_piper(tmp_path / "absent.json")
     broken = tmp_path / "broken.json"
     broken.write_text('{"maxDevices": 8,')
