@@ -19,6 +19,7 @@ EXPECTED_SKIPS: dict[str, tuple[str, ...]] = {
     "sweep": ("could not import 'distributed'.*",),
     "onnx tests": ("the onnx package has no (light models|test cases) here.*",),
     "linux": ("no device that is always full", "limits of time and memory are those of Linux"),
+    "network": ("the machine has the loopback alone",),
     "backends": ("(jax|transformers|deepspeed|megatron-core) is not installed",),
     "browser": ("playwright is not installed", "no Chromium on this machine", "vl-convert-python is not installed"),
     "gpu": ("torch sees no GPU",),
