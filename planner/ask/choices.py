@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from planner.api import plan as plan_job
-from planner.check import asked_job
+from planner.check import asked_job, limits_set
 from planner.errors import InfeasibleError, JobError, ShardplanError, UsageError
 from planner.graph import Graph
 from planner.hardware.types import Cluster, Level, with_headroom
@@ -30,10 +30,9 @@ from planner.prediction import DEGREE_NAMES, MOST_ZERO, Prediction, predict, pre
 from planner.registry import did_you_mean
 from planner.space.configuration import Configuration, StageChoice
 from planner.space.evaluate_many import Evaluations
-from planner.space.job_options import LIMITS, as_written, given, without
+from planner.space.job_options import as_written, without
 from planner.space.named import Degrees
 from planner.space.types import Job
-from planner.systems.backends import backends_of, within_limits
 
 OPEN: Mapping[str, tuple[str, ...]] = {
     "micro-batch": ("1", "2", "4", "8", "16"), "zero": ("0", "1"), "recompute": ("never", "core_attn", "always"),
@@ -327,19 +326,12 @@ def find_worth(
     gains = [_planned(words, graph, other, job, base_s) for words, other in _clusters(cluster)]
     if larger is not None:
         gains += _with_node(graph, larger, job, base_s)
-    limits = _limits_set(plan.options)
+    limits = limits_set(plan.options)
     gains += [
         _planned(f"without {as_written(plan.options, name)}", graph, cluster, without(job, [name]), base_s)
         for name in limits
     ]
     return tuple(sorted(gains, key=lambda worth: -(worth.gain if worth.gain is not None else -1.0)))
-
-
-def _limits_set(job: Job) -> list[str]:
-    """Limits of a plan's job that a user set, without those that its frameworks come with."""
-    kept = ("devices", "backends")
-    open_job = within_limits(without(job, LIMITS.keys() - set(kept)), backends_of(job) if job.backends else ())
-    return [name for name in given(job) if name not in kept and getattr(job, name) != getattr(open_job, name)]
 
 
 def _clusters(cluster: Cluster) -> Iterator[tuple[str, Cluster]]:

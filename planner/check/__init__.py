@@ -5,4 +5,5 @@ from planner.check.attribution import attribute as attribute
 from planner.check.report import CheckReport as CheckReport
 from planner.check.report import asked_job as asked_job
 from planner.check.report import check_plan as check_plan
+from planner.check.report import limits_set as limits_set
 from planner.check.report import replan as replan

@@ -229,9 +229,17 @@ def _hardware(plan: Plan) -> Iterator[str]:
 
 
 def _given(plan: Plan) -> Iterator[str]:
-    """Where the user gave the configuration, its ZeRO stage is the only one that the options allow."""
-    if plan.schedule.given == "configuration" and plan.options.zero != (plan.configuration.zero,):
-        yield f"options.zero allows {plan.options.zero}, the configuration that was given has {plan.configuration.zero}"
+    """Where the user gave the configuration, the options allow what it decides and nothing else."""
+    if plan.schedule.given != "configuration":
+        return
+    options, decided = plan.options, plan.configuration
+    for name, allowed, taken in (
+        ("zero", options.zero, (decided.zero,)),
+        ("whole_stages", options.whole_stages, decided.whole_stages),
+        ("transfers", options.transfers, decided.transfers),
+    ):
+        if allowed != taken:
+            yield f"options.{name} allows {allowed}, the configuration that was given has {taken}"
 
 
 def _device(plan: Plan, stage: Stage, terms: StagePrediction) -> Iterator[str]:
