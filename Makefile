@@ -12,8 +12,8 @@ COUNT ?= 20
 CPU_TORCH ?= 2.13.0+cpu
 # In CI (CI=true) a part that tests need and that cannot be had is a failure; elsewhere its tests are skipped by name.
 ifeq ($(CI),true)
-TESTS_MAY_LACK := --may-lack backends,browser,gpu,network,shared
-BACKENDS_MAY_LACK := --may-lack gpu,shared
+TESTS_MAY_LACK := --may-lack backends,browser,checkouts,gpu,network,shared
+BACKENDS_MAY_LACK := --may-lack checkouts,gpu,shared
 endif
 UNLESS_CI = [ "$(CI)" != true ] && echo
 

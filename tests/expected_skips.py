@@ -22,6 +22,7 @@ EXPECTED_SKIPS: dict[str, tuple[str, ...]] = {
     "network": ("the machine has the loopback alone",),
     "backends": ("(jax|transformers|deepspeed|megatron-core) is not installed",),
     "browser": ("playwright is not installed", "no Chromium on this machine", "vl-convert-python is not installed"),
+    "checkouts": ("(MEGATRON_LM|TORCHTITAN) names no checkout",),
     "gpu": ("torch sees no GPU",),
     "shared": ("reference data absent: .*",),
 }

@@ -168,9 +168,12 @@ def require_same(plan: Plan, model: ModelFile) -> None:
 
 
 def _require_same(plan: Plan, graph: Graph) -> None:
-    """As `require_same`; names alone, and seconds of operators from a file, change nothing in the execution."""
+    """As `require_same`; names alone, and seconds of operators from a file, change nothing in the execution.
+
+    Blocks of the same weights may read otherwise at the batch of the file; their operators are checked one by one.
+    """
     changes = None if graph.fingerprint == plan.model.fingerprint else changed_model(plan, graph)
-    if changes is not None and (changes.sizes or changes.content):
+    if changes is not None and (changes.sizes or changes.match.added or changes.match.removed):
         finding = other_model(plan, graph, costs=False)
         if finding is not None:
             raise PlanError(finding.message, where=plan.model.name, hint=_OTHER_MODEL)
