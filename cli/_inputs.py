@@ -1,4 +1,4 @@
-"""What a plan was made from: recorded in its provenance when it is made, and read again by it."""
+"""Inputs of a plan (model, hardware, options): recorded in its provenance, and found again by it."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ def schema_at(path: KeyPath, schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _item(node: Mapping[str, Any], index: int) -> object:
-    """What a JSON Schema, of draft 2020-12 or 7, says of an item of a list."""
+    """Schema of an item of a list, in JSON Schema draft 2020-12 or 7."""
     items = node.get("items")
     firsts = node.get("prefixItems") or (items if isinstance(items, list) else [])
     return firsts[index] if index < len(firsts) else items

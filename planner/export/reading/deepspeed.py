@@ -115,7 +115,7 @@ def _precision(settings: Settings, zero: int) -> str:
 
 
 def _notes(settings: Settings, unknown_optimizer: str) -> Iterator[str]:
-    """What is known and not modelled of keys that are read."""
+    """Notes on keys that are read whose values are known but not modelled."""
     if unknown_optimizer:
         yield f"optimizer.type {unknown_optimizer}: other time and memory; no optimizer of that name"
     shards = settings.number("zero_optimization.mics_shard_size")

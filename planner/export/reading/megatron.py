@@ -213,7 +213,7 @@ def _chunks(counted: int, pipeline: int, own: int) -> int:
 
 
 def _notes(settings: Settings, degrees: Degrees) -> Iterator[str]:
-    """What is known and not modelled of several options together, and of defaults."""
+    """Notes on options that are known but not modelled together, and on defaults."""
     several = settings.number("--recompute-num-layers", 1)
     if settings.word("--recompute-method") == "uniform" and several > 1:
         yield f"--recompute-num-layers {several} of uniform: less memory; the first input of each layer is kept"

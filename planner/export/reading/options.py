@@ -54,7 +54,7 @@ LONGEST = 120
 
 
 class Use(StrEnum):
-    """What is done with an option."""
+    """How a reader treats an option."""
 
     READ = "read"
     SIZE = "size"
@@ -220,7 +220,7 @@ class Settings:
         return shown(self.values[name]) if name in self else default
 
     def notes(self) -> tuple[str, ...]:
-        """What is known of the options that are set and not modelled, and of unknown ones."""
+        """Notes on options that are set but not modelled, and on unknown ones."""
         rows = {name: self.table.find(name) for name in self.values}
         known = [
             row.note(self.values[name]) if row.name == name else row.note(self.values[name]).replace(row.name, name, 1)

@@ -139,7 +139,7 @@ def _recomputed_layers(settings: Settings, layers: float) -> int:
 
 
 def _notes(settings: Settings, types: Sequence[str], recomputed: int, *, piped: bool, sharded: bool) -> Iterator[str]:
-    """What is known and not modelled of keys that are read."""
+    """Notes on keys that are read whose values are known but not modelled."""
     if tuple(types) not in TYPES.values():
         yield f"training.mixed_precision of {' and '.join(types)}: other time and memory; no precision has them"
     if settings.word("optimizer.name").lower() not in OPTIMIZERS:
