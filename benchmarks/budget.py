@@ -1,4 +1,4 @@
-"""How large the program is: code lines without blanks, docstrings and comments, files, classes, by package.
+"""How large the program is: code lines without blanks, docstrings and comments, files, classes, by package and by part.
 
 >>> code_lines('"A docstring."\\n\\n# A comment.\\nONE = (\\n    1,\\n)\\n')
 3
@@ -12,10 +12,13 @@ import ast
 import io
 import tokenize
 from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOTS = ("planner", "cli", "models")
+PARTS = {"wing": "planner/published", "runtime": "planner/runtime", "exporters": "planner/export"}
+"""Parts of the program beside the core, each a package; the core is all else."""
 _SILENT = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 
 
@@ -59,15 +62,26 @@ def sizes(root: Path) -> dict[str, Size]:
     return dict(sorted(found.items()))
 
 
+def total(found: Iterable[Size]) -> Size:
+    """Sums over packages."""
+    each = list(found)
+    return Size(sum(s.lines for s in each), sum(s.files for s in each), sum(s.classes for s in each))
+
+
+def by_part(found: Mapping[str, Size]) -> dict[str, Size]:
+    """By part of the program, the core first: the sum of its packages."""
+    core = total(size for package, size in found.items() if package not in PARTS.values())
+    return {"core": core, **{part: found[package] for part, package in PARTS.items()}}
+
+
 def main() -> None:
-    """Print the table, and how many names the front door has."""
+    """Print the tables, and how many names the front door has."""
     import planner
 
     found = sizes(Path(__file__).parents[1])
-    total = Size(*(sum(int(getattr(s, name)) for s in found.values()) for name in ("lines", "files", "classes")))
     print(f"{'package':<22}{'code lines':>11}{'files':>7}{'classes':>9}")
-    for package, size in (*found.items(), ("all", total)):
-        print(f"{package:<22}{size.lines:>11,}{size.files:>7}{size.classes:>9}")
+    for name, size in (*found.items(), *by_part(found).items(), ("all", total(found.values()))):
+        print(f"{name:<22}{size.lines:>11,}{size.files:>7}{size.classes:>9}")
     print(f"names at the front door: {len(planner.__all__)}")
 
 

@@ -10,14 +10,14 @@ from typing import Any
 
 from benchmarks.schedules_page import idle_cell, kept_cell
 from planner import formulas
-from planner.formulas.pipelines import FIGURES, FUNCTION_NAMES
+from planner.published.formulas.pipelines import FIGURES, FUNCTION_NAMES
 from planner.schedules import SCHEDULES, get
 
 _HEAD = f"""\
 # Formulas
 
-What the published systems cost, keep and decide, as functions with plain numbers in and out. Everything here can be had
-after
+What the published systems cost, keep and decide, as functions with plain numbers in and out. They are in
+`planner.published.formulas`, and everything here can be had after
 
 ```pycon
 >>> import planner

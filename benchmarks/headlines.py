@@ -21,7 +21,7 @@ from planner.costs import profile
 from planner.hardware import Collective, collective_s, load_cluster, load_device
 from planner.importers import load_graph
 from planner.play import measure_schedule
-from planner.space.partition import LayerDag, recorded_layers
+from planner.published.problems import LayerDag, recorded_layers
 
 GIB = 2**30
 

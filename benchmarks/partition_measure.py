@@ -19,9 +19,8 @@ from benchmarks.instances.max_load import repeated, widened
 from benchmarks.partition_cases import Case
 from planner.errors import InfeasibleError
 from planner.graph import components, enumerate_ideals
-from planner.importers import OperatorGraph, load_graph, load_operator_graph, piper_from_document
-from planner.solvers.partition import PARTITION_SOLVERS, solve_partition
-from planner.space.partition import (
+from planner.importers import load_graph
+from planner.published.problems import (
     MaxLoadProblem,
     PipeDreamProblem,
     PiperProblem,
@@ -32,6 +31,8 @@ from planner.space.partition import (
     piper_problem,
     recorded_layers,
 )
+from planner.published.readers import OperatorGraph, load_operator_graph, piper_from_document
+from planner.published.solvers import PARTITION_SOLVERS, solve_partition
 
 MOST_IDEALS = 100_000
 

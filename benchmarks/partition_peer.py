@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 from benchmarks.partition_cases import Case
-from planner.space.partition import MaxLoadDecision, MaxLoadProblem
+from planner.published.problems import MaxLoadDecision, MaxLoadProblem
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _NAMED = re.compile(rf"(?:max[ _-]?load|time[ _-]?per[ _-]?sample|TPS|objective)\D{{0,12}}({_NUMBER})", re.IGNORECASE)

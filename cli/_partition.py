@@ -59,7 +59,7 @@ def planned_as_partition(model: str) -> bool:
     """
     given_options = on_command_line()
     instance_options = [name for name in OWN if name in given_options]
-    family = planner.partitions.instance_family(model)
+    family = planner.published.instance_family(model)
     if family is None or (family.model and not instance_options):
         if instance_options:
             raise planner.UsageError(
@@ -79,7 +79,7 @@ def planned_as_partition(model: str) -> bool:
 
 def plan_partition(given: Options) -> None:
     """Plan an instance, and print or write the plan."""
-    family: Any = planner.partitions.instance_family(given.model)
+    family: Any = planner.published.instance_family(given.model)
     problem = {name: getattr(given, name) for name in OWN}
     problem |= {instance_name: getattr(given, option) for option, instance_name in RENAMED.items()}
     limit = problem.pop("time_limit") or "60s"
@@ -99,9 +99,9 @@ def plan_partition(given: Options) -> None:
     if given.output:
         planner.write_partition(plan, given.output)
     if given.form == "json":
-        say_document(planner.partitions.dump_partition(plan))
+        say_document(planner.published.dump_partition(plan))
     elif not given.quiet:
-        show(planner.report.partition_report(plan))
+        show(planner.published.partition_report(plan))
         say_where(given.output)
 
 
@@ -111,7 +111,7 @@ _OF_PARTITIONS = "a partition plan"
 def check(text: bytes, given: Options) -> int:
     """`shardplan check` of a partition plan, given by the text of its file."""
     refuse_others({"plan_file", "model", "search_s", "form"}, _OF_PARTITIONS)
-    plan, model = planner.partitions.load_partition(text, name=given.plan_file), given.model
+    plan, model = planner.published.load_partition(text, name=given.plan_file), given.model
     findings = planner.check_partition(plan, planner.load_instance(model) if model else None)
     goal = plan.objective
     ok = f"ok ({len(plan.parts)} parts, {plan.instance.nodes} nodes, {goal.name} {goal.value:.6g} {goal.unit})"
@@ -124,7 +124,7 @@ def explain(given: Options) -> None:
     """`shardplan explain` of a partition plan."""
     refuse_others({"plan_file", "form"}, _OF_PARTITIONS)
     plan = planner.read_partition(given.plan_file)
-    show(planner.report.partition_report(plan), plan, given.form)
+    show(planner.published.partition_report(plan), plan, given.form)
 
 
 def diff(texts: tuple[bytes, bytes], given: Options) -> int:
@@ -134,12 +134,12 @@ def diff(texts: tuple[bytes, bytes], given: Options) -> int:
     if given.form == "github":
         raise planner.UsageError("--format github does not apply to a partition plan", hint="use markdown or json")
     for name, text in zip(names, texts, strict=True):
-        if not planner.partitions.is_partition_plan(text):
+        if not planner.published.is_partition_plan(text):
             raise planner.PlanError(
                 "is no partition plan, and the other one is", where=name, hint="compare two plans of the same kind"
             )
-    old, new = (planner.partitions.load_partition(text, name=name) for name, text in zip(names, texts, strict=True))
-    changes = planner.partitions.partition_changes(old, new, tolerance=given.tolerance)
+    old, new = (planner.published.load_partition(text, name=name) for name, text in zip(names, texts, strict=True))
+    changes = planner.published.partition_changes(old, new, tolerance=given.tolerance)
     document = {"old": names[0], "new": names[1], "changes": changes}
-    show(planner.report.partition_diff_report(old, new, changes), document, given.form)
+    show(planner.published.partition_diff_report(old, new, changes), document, given.form)
     return DIFFERENT if changes else 0

@@ -50,8 +50,8 @@ class Reviewer:
         load: Any = planner.plans.load_answer
         try:
             text = Path(repository.path(new)).read_bytes()
-            if planner.partitions.is_partition_plan(text):
-                load = planner.partitions.load_partition
+            if planner.published.is_partition_plan(text):
+                load = planner.published.load_partition
             after = load(text, name=new)
         except (planner.PlanError, OSError) as error:
             reason = error.problem.message if isinstance(error, planner.PlanError) else str(error)
@@ -70,7 +70,7 @@ class Reviewer:
             except planner.PlanError as error:
                 words = f"the plan of the revision cannot be read ({error.problem.message}): compared with itself"
                 said.append(("plan-added", words))
-        is_partition = load is planner.partitions.load_partition
+        is_partition = load is planner.published.load_partition
         said += (_stale_instance if is_partition else stale_words)(repository, new, after)
         if same and all(rule == "unknown-source" for rule, _ in said):
             return None
@@ -79,7 +79,7 @@ class Reviewer:
 
     def _of_partitions(self, old: Any, new: Any) -> Any:  # noqa: ANN401
         """The comparison of two partition plans, by the number of their values that differ."""
-        changes = planner.partitions.partition_changes(old, new, tolerance=self.given.tolerance)
+        changes = planner.published.partition_changes(old, new, tolerance=self.given.tolerance)
         count = planner.units.plural(len(changes), "value")
         return _bare(*([f"{count} of the partition plan differ"] if changes else []), parts=len(new.parts))
 

@@ -103,7 +103,7 @@ def command(given: Options) -> int:
         raise planner.UsageError("only one of the two plans can come from standard input", hint="name the other one")
     watched = planner.plans.gates(given.gates)
     texts = read_file(old), read_file(new)
-    if any(planner.partitions.is_partition_plan(text) for text in texts):
+    if any(planner.published.is_partition_plan(text) for text in texts):
         return _partition.diff(texts, given)
     before, after = (
         planner.plans.load_answer(text, name=shown_name(path)) for text, path in zip(texts, (old, new), strict=True)

@@ -51,7 +51,7 @@ def explain(given: Options) -> None:
       shardplan explain model.plan.json --model model.onnx --hardware dgx-a100 --nodes 2 --worth
       shardplan explain model.plan.json --format markdown >> summary.md
     """
-    if planner.partitions.is_partition_plan(given.plan_file):
+    if planner.published.is_partition_plan(given.plan_file):
         _partition.explain(given)
         return
     plan = planner.read_plan(given.plan_file)
@@ -269,7 +269,7 @@ def schema(given: Options) -> None:
     schemas = {
         "plan": planner.plans.plan_schema,
         "configuration": planner.plans.configuration_schema,
-        "partition": planner.partitions.partition_schema,
+        "partition": planner.published.partition_schema,
         "hardware": planner.hardware.profile_json_schema,
     }
     click.echo(json.dumps(schemas[given.subject](), indent=1, ensure_ascii=False))
@@ -321,7 +321,7 @@ def check(given: Options) -> int:
       shardplan check gnmt.partition.json --model gnmt_training.json
     """
     text, plan_file, backends = read_file(given.plan_file), given.plan_file, given.backends
-    if planner.partitions.is_partition_plan(text):
+    if planner.published.is_partition_plan(text):
         return _partition.check(text, given)
     plan = planner.load_plan(text, name=shown_name(plan_file))
     against = own_inputs(plan, given) if given.replan else given

@@ -13,9 +13,10 @@ Where to begin:
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
-from planner.interpreter import exported, exports_of
+from planner.interpreter import MovedNames, exported, exports_of
 
 if TYPE_CHECKING:
     # text of others in what is written
@@ -99,7 +100,6 @@ if TYPE_CHECKING:
     from planner.plans import write_plan as write_plan
 
     # comparison with published systems
-    from planner import formulas as formulas
     from planner import systems as systems
     from planner.systems import compare_systems as compare_systems
     from planner.systems import plan_system as plan_system
@@ -116,14 +116,16 @@ if TYPE_CHECKING:
     from planner.simulate import simulate_plan as simulate_plan
     from planner.simulate import trace_json as trace_json
 
-    # published partition problems
-    from planner import partitions as partitions
-    from planner.partitions.run import check_partition as check_partition
-    from planner.partitions.families import load_instance as load_instance
-    from planner.partitions.plan_file import read_partition as read_partition
-    from planner.partitions.plan_file import write_partition as write_partition
-    from planner.partitions.run import partition as partition
-    from planner.solvers.partition import solve_partition as solve_partition
+    # published partition problems, and the formulas of published systems
+    from planner import published as published
+    from planner import published as partitions  # noqa: F401 - its earlier name
+    from planner.published import check_partition as check_partition
+    from planner.published import formulas as formulas
+    from planner.published import load_instance as load_instance
+    from planner.published import partition as partition
+    from planner.published import read_partition as read_partition
+    from planner.published import solve_partition as solve_partition
+    from planner.published import write_partition as write_partition
 
     # answers as reports: tables, and pictures
     from planner import report as report
@@ -154,8 +156,8 @@ if TYPE_CHECKING:
 _RENAMED = {
     "Evaluations": "space.evaluate_many.Evaluations",
     "PartitionChange": "plans.Change",
-    "PartitionFinding": "partitions.run.PartitionFinding",
-    "PartitionPlan": "partitions.plan_file.PartitionPlan",
+    "PartitionFinding": "published.run.PartitionFinding",
+    "PartitionPlan": "published.plan_file.PartitionPlan",
     "Prediction": "prediction.Prediction",
     "comparison_cells": "comparison_report",
     "comparison_columns": "comparison_report",
@@ -172,6 +174,28 @@ _RENAMED = {
 }
 """By removed name of an earlier version: its replacement. A name that moved to an exported package without a rename is
 found there and not listed."""
+
+_MOVED = {
+    "planner.formulas": "planner.published.formulas",
+    "planner.partitions": "planner.published",
+    "planner.solvers.partition": "planner.published.solvers (planner.solvers.cluster_chains what systems share)",
+    "planner.space.partition": "planner.published.problems",
+    **{f"planner.importers.{name}": "planner.published.readers" for name in ("operator_graph", "piper")},
+    **{
+        f"planner.importers.{name}": f"planner.published.readers.{name}"
+        for name in (
+            "OperatorGraph", "OperatorNode", "is_operator_graph", "load_operator_graph", "operator_graph_from",
+            "piper_from_document", "read_piper", "sniff_piper",
+        )
+    },
+    **{
+        f"planner.report.{name}": f"planner.published.{name}" for name in ("partition_report", "partition_diff_report")
+    },
+}  # fmt: skip
+"""By dotted name of a module of an earlier version, or of a name in a package of one: where it is now."""
+
+if not any(isinstance(finder, MovedNames) for finder in sys.meta_path):
+    sys.meta_path.append(MovedNames(_MOVED))
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401
@@ -192,13 +216,15 @@ def _instead(name: str) -> str:
         return ""
     if name in _RENAMED:
         return f"; it is planner.{_RENAMED[name]} now"
-    for package, module in exports_of(__name__).items():
-        exported_package = importlib.import_module(module) if module == f"{__name__}.{package}" else None
+    for package, target in exports_of(__name__).items():
+        exported_package = importlib.import_module(target) if target == f"{__name__}.{package}" else None
         if exported_package is not None and name in (
             getattr(exported_package, "__all__", None) or dir(exported_package)
         ):
             return f"; it is planner.{package}.{name}"
-    from planner.formulas import names
+    from planner.published.formulas import names
     from planner.registry import did_you_mean
 
+    if name in names():
+        return f"; it is planner.formulas.{name}"
     return f"; {did_you_mean(name, (*__dir__(), *(f'formulas.{formula}' for formula in names())))}"

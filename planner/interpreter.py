@@ -1,5 +1,5 @@
-"""What is asked of the Python interpreter: names of a package that are imported when they are first used, and its
-garbage collector suspended while many long-lived objects are created.
+"""What is asked of the Python interpreter: names of a package that are imported when they are first used, words on
+what has moved, and its garbage collector suspended while many long-lived objects are created.
 
 A package lists its exports once, as plain imports under `TYPE_CHECKING`. Type checkers and editors read them, and
 `exports_of` reads them from the package's source.
@@ -20,23 +20,23 @@ import gc
 import importlib
 import pkgutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.abc import MetaPathFinder
 from typing import Any
 
 
 @functools.cache
 def exports_of(package: str) -> dict[str, str]:
-    """By name that a package exports: its module; a submodule maps to itself."""
-    imports = [
-        (node.module or "", alias.name)
+    """By name that a package exports: the dotted name of what it stands for, a submodule or a member of a module."""
+    return {
+        alias.asname or alias.name: f"{node.module}.{alias.name}"
         for block in ast.parse(pkgutil.get_data(package, "__init__.py") or b"").body
         if isinstance(block, ast.If)
         for node in block.body
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
-    ]
-    return {name: f"{module}.{name}" if module == package else module for module, name in imports}
+    }
 
 
 def exported(package: str, name: str) -> Any:  # noqa: ANN401
@@ -45,15 +45,39 @@ def exported(package: str, name: str) -> Any:  # noqa: ANN401
     Raises:
         AttributeError: the package does not export the name.
     """
-    module = None if name.startswith("_") else exports_of(package).get(name)
-    if module is None:
+    target = None if name.startswith("_") else exports_of(package).get(name)
+    if target is None:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
-    imported = importlib.import_module(module)
-    if module == f"{package}.{name}":
-        return imported
-    value = getattr(imported, name)
+    module, _, member = target.rpartition(".")
+    if module == package:
+        return importlib.import_module(target)
+    value = getattr(importlib.import_module(module), member)
     setattr(sys.modules[package], name, value)
     return value
+
+
+class MovedNames(MetaPathFinder):
+    """Imports by an old path fail with words that say the new one: `import planner.partitions`, and also
+    `from planner.importers import read_piper`, which looks for a module when the package lacks the name.
+
+    Stands last in `sys.meta_path`, so that it is asked only about what nobody else finds.
+
+    Args:
+        moved: by old dotted name, where it is now.
+    """
+
+    def __init__(self, moved: Mapping[str, str]) -> None:
+        self._moved = moved
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
+        """None for a name that has not moved.
+
+        Raises:
+            ModuleNotFoundError: the name has moved; says where. It carries no `name`, since `from .. import` takes an
+                error with the module's name for a plain lack and drops its words.
+        """
+        if fullname in self._moved:
+            raise ModuleNotFoundError(f"No module named {fullname!r}; it is {self._moved[fullname]} now")
 
 
 @contextmanager

@@ -30,7 +30,7 @@ CLASSES = {"schedules": {type(entry).__name__ for _, entry in schedules.SCHEDULE
 OF_THEIR_OWN = {
     "solvers/_frontier.py": ("1f1b",),
     "solvers/diagnosis.py": ("1f1b", "auto"),
-    "formulas/sharding.py": ("all-reduce",),
+    "published/formulas/sharding.py": ("all-reduce",),
     "plans/readings.py": ("ring",),
     "importers/onnx_graph/passes.py": ("onnx",),
     "space/recompute_choices.py": ("auto",),

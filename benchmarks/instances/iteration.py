@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 
-from planner.space.partition import IterationProblem, boundary_levels
+from planner.published.problems import IterationProblem, boundary_levels
 
 _SERVER = 8
 _LAYER_S = 0.040

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from planner.space.partition import LayerChoice
+from planner.published.problems import LayerChoice
 
 _LAYER_S = 0.080
 _WEIGHT_BYTES = 0.4e9

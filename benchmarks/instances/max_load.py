@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from planner.importers.operator_graph import OperatorGraph, OperatorNode
+from planner.published.readers.operator_graph import OperatorGraph, OperatorNode
 
 
 def mirrored(graph: OperatorGraph, *, backward_ratio: float = 2.0, activations: bool = True) -> OperatorGraph:

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from planner.report.explanation import explanation_document as explanation_document
     from planner.report.explanation import explanation_report as explanation_report
     from planner.report.page import plan_page as plan_page
-    from planner.report.plans import partition_diff_report as partition_diff_report
-    from planner.report.plans import partition_report as partition_report
     from planner.report.plans import plan_report as plan_report
     from planner.report.review import PlanReview as PlanReview
     from planner.report.review import review_annotations as review_annotations

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator
 
 from planner.play import Transfers
-from planner.solvers.partition.cluster_chains import balanced_stages
+from planner.solvers.cluster_chains.chain_schedules import SYNCHRONOUS
+from planner.solvers.cluster_chains.stages import balanced_stages
 from planner.space import Configuration, Timed
 from planner.space.cuts import stages_of
-from planner.space.partition import SYNCHRONOUS
 from planner.space.subspaces import Limits
 from planner.systems import System, register
 from planner.systems.proposals import data_parallel

@@ -13,8 +13,8 @@ from planner.exchange import PortTraffic, fabric_of
 from planner.exchange.fabric import spread_traffic
 from planner.exchange.formulas import wsp_staleness
 from planner.plans.words import words_of
+from planner.solvers.cluster_chains.stages import Workers, allocations, dealt, kinds, virtual_worker_cut
 from planner.solvers.layouts import uneven_share
-from planner.solvers.partition.cluster_chains import Workers, allocations, dealt, kinds, virtual_worker_cut
 from planner.space import Configuration, lay_workers
 from planner.space.cuts import stages_of
 from planner.space.subspaces import Limits

@@ -11,7 +11,7 @@ from planner.errors import InfeasibleError
 from planner.plans.words import words_of
 from planner.play import Transfers
 from planner.schedules import Pipeline
-from planner.solvers.partition.cluster_chains import Stages, least_straight_bytes, replicated_stages
+from planner.solvers.cluster_chains.stages import Stages, least_straight_bytes, replicated_stages
 from planner.space import Configuration
 from planner.space.subspaces import Limits
 from planner.systems import System, register

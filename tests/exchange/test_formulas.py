@@ -1,4 +1,4 @@
-"""Closed forms beside those of the reference (tests/formulas): other bandwidths, searches, refusals."""
+"""Closed forms beside those of the reference (tests/published/formulas): other bandwidths, searches, refusals."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ from tests.fuzz import others, readers
 from tests.fuzz.models import DATA, DATA_FILE, models, standard_models
 from tests.fuzz.protos import mutate_message
 from tests.fuzz.texts import mutate_json, mutate_text
-from tests.partition.instances import PIPEDREAM, operator_graph, piper
 from tests.plans.sample import decision, language_model, make_plan
+from tests.published.partition.instances import PIPEDREAM, operator_graph, piper
 
 PROFILE = """\
 cluster: lab
@@ -187,7 +187,7 @@ def _partition_text() -> str:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "whole.json"
         file.write_text(json.dumps(operator_graph()))
-        return planner.partitions.dump_partition(planner.partition(file, time_limit=2.0))
+        return planner.published.dump_partition(planner.partition(file, time_limit=2.0))
 
 
 @functools.cache

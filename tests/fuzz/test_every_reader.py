@@ -10,7 +10,7 @@ import pytest
 
 from planner.export import readable
 from planner.importers.formats import FORMATS as MODEL_FORMATS
-from planner.partitions.families import FAMILIES
+from planner.published.families import FAMILIES
 from tests.fuzz import readers
 from tests.fuzz.formats import FORMATS
 

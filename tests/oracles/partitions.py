@@ -12,8 +12,7 @@ from functools import singledispatch
 from typing import Any
 
 from planner.memory import fits
-from planner.solvers.partition import Result
-from planner.space.partition import (
+from planner.published.problems import (
     ChainDecision,
     ChainStages,
     IterationDecision,
@@ -36,6 +35,7 @@ from planner.space.partition import (
     ReplicatedStage,
     stage_figures,
 )
+from planner.published.solvers import Result
 
 Cut = frozenset[int]
 

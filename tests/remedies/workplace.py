@@ -14,7 +14,7 @@ from cli.main import main
 from tests.fuzz import others
 from tests.fuzz.formats import PROFILE
 from tests.importers.build import absent, model, node, scoped, value
-from tests.partition.instances import PIPEDREAM, operator_graph, piper
+from tests.published.partition.instances import PIPEDREAM, operator_graph, piper
 
 UNEVEN = "\tGPU0\tGPU1\tGPU2\nGPU0\t X \tNV4\tSYS\nGPU1\tNV4\t X \tSYS\nGPU2\tSYS\tSYS\t X \n"
 """A matrix of two joined GPUs and a single one."""

@@ -1,4 +1,4 @@
-"""Further figures of the reference's sources, through the public measurement; its cases are in tests/formulas.
+"""Further figures of the reference's sources, through the public measurement; its cases: tests/published/formulas.
 
 Where a reference figure differs from what its schedule gives, the test says so.
 """

@@ -10,8 +10,8 @@ from benchmarks.headlines_parts import parts_of
 from benchmarks.headlines_recorded import CASES, balanced_pipeline, bench_of, rings_s, straight_s, two_stages_s
 from planner.api import load_graph
 from planner.hardware import load_cluster
-from planner.solvers.partition import search_partition
-from planner.space.partition import PipeDreamProblem, Released, recorded_layers
+from planner.published.problems import PipeDreamProblem, Released, recorded_layers
+from planner.published.solvers import search_partition
 from planner.systems import SystemSetting, decide, get
 from tests.shared_data import shared_path
 

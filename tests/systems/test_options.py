@@ -8,7 +8,7 @@ import pytest
 
 import planner
 from planner.errors import UsageError
-from planner.solvers.partition.cluster_chains import allocations
+from planner.solvers.cluster_chains.stages import allocations
 from planner.systems import SystemRow, SystemSetting, compare_systems, get
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.hardware import load_cluster
-from planner.solvers.partition.cluster_chains import carried, overlapped_exchange_stages
+from planner.solvers.cluster_chains.stages import carried, overlapped_exchange_stages
 from planner.space import StageChoice
 
 Chain = tuple[list[float], list[float], list[float]]
