@@ -42,7 +42,8 @@ from planner.plans.words import summary
 from planner.schedules import Action, ActionKind, OrderError, Work
 from planner.schedules.compiling import compile_orders
 from planner.schedules.custom_orders import check_numbers
-from planner.schedules.held import lent_bytes, own_bytes
+from planner.schedules.evictions import lent_bytes
+from planner.schedules.held import own_bytes
 from planner.sharding import BoundaryLayout, canonical_layout, collective_uses, evaluate, layout_text
 from planner.sharding.problem import Choice
 from planner.space.limits import forbidden_choices
@@ -137,7 +138,7 @@ def _with_shared_exchanges(work: Work, group: Mapping[int, int]) -> Work:
 def check_held(plan: Plan) -> list[Finding]:
     """A finding for each rank of a copy that exceeds its device's memory, at the first action where it does.
 
-    Memory is counted in the order of one lane, without a clock. What other ranks evict to a rank counts all the time,
+    Memory is counted in the order of one lane, without a clock. What other ranks move to a rank counts all the time,
     since the orders do not say when it leaves. Of a rank with several lanes only resident state is counted. O(actions).
     """
     ranks, _ = leaders(plan)

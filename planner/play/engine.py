@@ -12,8 +12,8 @@ There are two models of a transfer over the boundary before stage s, which takes
   direction, in the order in which the sender produced them.
 
 Explicit SENDs and RECEIVEs move these moments: the transfer begins at the SEND, and the worker waits at the RECEIVE.
-Evictions occupy a worker's copy engine, one at a time; the worker continues meanwhile, but its next action that takes
-memory waits for them. A launched synchronisation runs beside the work, one at a time on a worker.
+Moves of activations occupy a worker's copy engine, one at a time; the worker continues meanwhile, but its next action
+that takes memory waits for them. A launched synchronisation runs beside the work, one at a time on a worker.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from planner.errors import PlanError
 from planner.play.times import Conditions, StageTimes, Trace, Transfers
 from planner.schedules import Action, Work
 from planner.schedules.compiling import compile_orders, exchanges
+from planner.schedules.evictions import MOVES
 from planner.schedules.program import Code, Program
 from planner.sums import float_sum
 
 _BLOCKING = Conditions()
 _EXCHANGED = (Code.SYNC, Code.LAUNCH_SYNC)
-_EVICTIONS = (Code.EVICT, Code.LOAD)
 
 
 def run(
@@ -144,7 +144,7 @@ class _Play:
             np.array(sent)[producers],
             np.array(arrival)[producers],
         )
-        moved = program.of(Code.EVICT, Code.LOAD)
+        moved = program.of(*MOVES)
         transfer_start[moved], transfer_end[moved] = np.array(sent)[moved], np.array(arrival)[moved]
         begin, finish = self._exchanges.windows()
         before, after = self._before, self._after
@@ -196,21 +196,21 @@ class _Play:
     def _unusual(self) -> list[bool]:
         """True for actions that need more than a start, a duration and a link: see `_play_unusual`."""
         program = self._program
-        unusual = program.of(Code.SYNC, Code.LAUNCH_SYNC, Code.EVICT, Code.LOAD) | program.paired
+        unusual = program.of(Code.SYNC, Code.LAUNCH_SYNC, *MOVES) | program.paired
         unusual[:-1] |= program.paired[1:]
         if program.work.streaming:
             unusual[:] = True
         return [bool(x) for x in unusual.tolist()]
 
     def _play_unusual(self, action: int) -> None:
-        """Simulate an exchange, an eviction or load, or a group of paired actions."""
+        """Simulate an exchange, a move of activations, or a group of paired actions."""
         kind, lane = self._kinds[action], self._lanes[action]
         if kind in _EXCHANGED:
             self._starts[action], self._ends[action] = self._exchanges.play(action, self._free[lane], self._ends)
             self._free[lane] = self._ends[action]
         elif not self._joined[action]:
             self._play_group(action)
-        if kind in _EVICTIONS:
+        if kind in MOVES:
             worker = int(self._program.worker[action])
             self._sent[action] = begin = max(self._starts[action], self._copy_free[worker])
             finish = begin + float(self._times.evict_s[self._program.stage[action]])

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.play.times import Trace
+from planner.schedules.evictions import MOVES, moves_of
 from planner.schedules.program import Code, Program, version_use
 
 _NONE = np.zeros(0)
@@ -126,7 +127,8 @@ def held_units(trace: Trace) -> np.ndarray:
 
 def peak_in_flight(program: Program) -> np.ndarray:
     """int64 [workers, stages], most units of a stage that a worker keeps along its order; O(actions log actions)."""
-    taken, given = program.of(Code.FORWARD, Code.LOAD), program.of(Code.BACKWARD, Code.WEIGHT_GRAD, Code.EVICT)
+    away, back = MOVES
+    taken, given = program.of(Code.FORWARD, back), program.of(Code.BACKWARD, Code.WEIGHT_GRAD, away)
     place = program.worker * program.stages + program.stage
     order = np.argsort(place, kind="stable")
     peaks = _peaks(place[order], (taken.astype(np.int64) - given)[order], program.workers * program.stages)
@@ -143,7 +145,7 @@ def _peaks(place: np.ndarray, change: np.ndarray, count: int) -> np.ndarray:
 
 
 def _activations(trace: Trace, sizes: StageBytes, *, whole: bool = False) -> _Changes:
-    """Changes by activations: taken by forwards, released by backwards, moved between workers by evictions.
+    """Changes by activations: taken by forwards, released by backwards, moved between workers.
 
     Args:
         trace: the simulated trace.
@@ -167,25 +169,14 @@ def _activations(trace: Trace, sizes: StageBytes, *, whole: bool = False) -> _Ch
             program.kind == Code.WEIGHT_GRAD, released + (sizes.waiting - sizes.unit_bytes)[stage], released
         )
     parts.append(_changes_by(program, np.flatnonzero(freed), trace.compute_end_s[freed], -released[freed]))
-    for code, sign in ((Code.EVICT, 1.0), (Code.LOAD, -1.0)):
-        moved = np.flatnonzero(program.kind == code)
-        if len(moved):
-            local_s, remote_s = trace.transfer_end_s[moved], trace.transfer_start_s[moved]
-            local_s, remote_s = (local_s, remote_s) if code == Code.EVICT else (remote_s, local_s)
-            parts.append(_changes_by(program, moved, local_s, -sign * unit[moved]))
-            guest = _changes_by(program, moved, remote_s, sign * unit[moved])
-            parts.append(guest._replace(worker=_hosts(program, moved)))
+    for moved, sign, hosts in moves_of(program):
+        first_s, last_s = trace.transfer_start_s[moved], trace.transfer_end_s[moved]
+        local_s, remote_s = (last_s, first_s) if sign > 0 else (first_s, last_s)
+        parts.append(_changes_by(program, moved, local_s, -sign * unit[moved]))
+        guest = _changes_by(program, moved, remote_s, sign * unit[moved])
+        parts.append(guest._replace(worker=hosts))
     changes = _joined(parts)
     return changes.at(changes.worker >= 0)
-
-
-def _hosts(program: Program, moved: np.ndarray) -> np.ndarray:
-    """The worker that holds the moved activations: for a LOAD, the peer of its EVICT."""
-    peers: dict[tuple[int, int], int] = {}
-    unit = program.unit
-    for action in np.flatnonzero(program.kind == Code.EVICT).tolist():
-        peers[int(program.stage[action]), int(unit[action])] = int(program.peer[action])
-    return np.array([peers[int(program.stage[a]), int(unit[a])] for a in moved.tolist()], np.int64)
 
 
 def _recomputed(program: Program) -> np.ndarray:
@@ -243,4 +234,4 @@ def _merged(changes: _Changes) -> _Changes:
 def _runs_concurrently(program: Program) -> bool:
     """True if a worker may run several actions at a time, so that memory does not change in the order of actions."""
     lanes = program.work.lane_workers
-    return len(set(lanes)) < len(lanes) or bool(program.of(Code.EVICT, Code.LOAD).any() or (program.version >= 0).any())
+    return len(set(lanes)) < len(lanes) or bool(program.of(*MOVES).any() or (program.version >= 0).any())

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from planner.errors import PlanError
+from planner.schedules.evictions import MOVES, link_moves
 from planner.schedules.program import CODES, Code, Program, check_versions
 from planner.schedules.types import Action, OrderError, Work
 
@@ -229,7 +230,7 @@ def link(program: Program) -> None:
     _check_transfers(program, tables, key, width)
     if parts > 1 and program.work.causal:
         _check_causal(program, tables, key)
-    _link_evictions(program, tables, key)
+    link_moves(program, tables, key)
     if program.work.limits:
         _link_limits(program)
     _number_exchanges(program)
@@ -298,7 +299,7 @@ def _link_own_stage(program: Program, tables: _Tables, key: np.ndarray) -> None:
         ((Code.RECOMPUTE,), Code.FORWARD, "its forward"),
         ((Code.SEND_ACTIVATION,), Code.FORWARD, "its forward"),
         ((Code.SEND_GRADIENT,), Code.BACKWARD, "its backward"),
-        ((Code.EVICT,), Code.FORWARD, "its forward"),
+        ((MOVES[0],), Code.FORWARD, "its forward"),
     ):
         users = np.flatnonzero(program.of(*needy))
         _require_own(program, users, tables[needed][key[users]], what)
@@ -323,40 +324,6 @@ def _check_causal(program: Program, tables: _Tables, key: np.ndarray) -> None:
     _require_before(program, forwards, tables[Code.FORWARD][key[forwards] - 1], "the forward of the part before")
     backwards = np.flatnonzero(program.of(Code.BACKWARD, Code.INPUT_GRAD) & (program.part < program.work.parts - 1))
     _require_before(program, backwards, tables[Code.BACKWARD][key[backwards] + 1], "the backward of the part after")
-
-
-def _link_evictions(program: Program, tables: _Tables, key: np.ndarray) -> None:
-    """Link evictions: LOAD waits for its EVICT, a backward for its LOAD, and a forward or LOAD for pending EVICTs."""
-    if not (program.kind == Code.EVICT).any() and not (program.kind == Code.LOAD).any():
-        return
-    evicted: dict[int, int] = {}
-    pending: dict[int, int] = {}
-    for action in np.flatnonzero(
-        program.of(Code.EVICT, Code.LOAD, Code.FORWARD, Code.BACKWARD, Code.INPUT_GRAD)
-    ).tolist():
-        kind, unit, lane = program.kind[action], int(key[action]), int(program.lane[action])
-        if kind == Code.EVICT:
-            if 0 <= tables[Code.BACKWARD][unit] < action and program.lane[tables[Code.BACKWARD][unit]] == lane:
-                raise _misplaced(program, action, "comes after its backward")
-            if unit in evicted:
-                raise _misplaced(program, action, "is evicted twice without a load in between")
-            evicted[unit] = pending[lane] = action
-        elif kind == Code.LOAD:
-            if unit not in evicted:
-                raise _misplaced(program, action, "loads what was not evicted")
-            program.after[action] = max(evicted.pop(unit), pending.pop(lane, -1))
-        elif kind == Code.FORWARD:
-            program.after[action] = pending.pop(lane, -1)
-        elif unit in evicted:
-            raise _misplaced(program, action, "needs activations that are evicted")
-        elif tables[Code.LOAD][unit] >= 0:
-            program.after[action] = tables[Code.LOAD][unit]
-
-
-def _misplaced(program: Program, action: int, what: str) -> OrderError:
-    """The error of an eviction or load in the wrong place."""
-    hint = "evict after the forward, load before the backward"
-    return program.error(action, f"{program.label(action)} {what}", hint)
 
 
 def _link_limits(program: Program) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 from planner.errors import PlanError
 from planner.schedules.compiling import compile_orders
 from planner.schedules.critical_chains import PassSeconds
+from planner.schedules.evictions import check_peers
 from planner.schedules.program import Code, Program, peak_versions, staleness, version_use
 from planner.schedules.schedule import Schedule
 from planner.schedules.types import Action, ActionKind, Facts, OrderError, Pipeline, WeightPolicy, Work
@@ -192,7 +193,7 @@ def _with_updates(work: Work) -> Work:
 
 
 def check_numbers(work: Work) -> None:
-    """Refuse orders that skip a stage or micro-batch number, or that evict to no other worker; O(actions).
+    """Refuse orders that skip a stage or micro-batch number, or that move activations to no other worker; O(actions).
 
     Raises:
         OrderError: names an action that shows it.
@@ -206,14 +207,7 @@ def check_numbers(work: Work) -> None:
     if wanted > _MAX_PAIRS_PER_FORWARD * max(1, len(forwards)):
         message = f"{len(forwards)} forwards for {len(stages)} stages and {len(numbers)} micro-batches"
         raise _fault(work, lambda _: True, message, "run every micro-batch through every stage")
-    workers = max(work.lane_workers, default=-1) + 1
-    for lane, worker in enumerate(work.lane_workers):
-        for index, action in enumerate(work.lanes[lane]):
-            if action.kind is ActionKind.EVICT and (action.peer >= workers or action.peer == worker):
-                whom = "the worker itself" if action.peer == worker else f"worker {action.peer} of {workers}"
-                message = f"{action._replace(peer=-1)} evicts to {whom}"
-                hint = "name another worker, or none for the host"
-                raise OrderError(message, lane=lane, index=index, where=f"worker {worker}", hint=hint)
+    check_peers(work)
 
 
 def check_whole(program: Program) -> None:

@@ -1,4 +1,4 @@
-"""Count the activations that workers keep at the same time along their orders: their own, and those evicted to them."""
+"""Count the activations that workers keep at the same time along their orders: their own, and those of others."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from planner.schedules.evictions import AWAY, BACK, guest_units_of
 from planner.schedules.types import Action, ActionKind
 
 _NOTHING = np.zeros((0, 0), np.int64)
-_TAKES = (ActionKind.FORWARD, ActionKind.LOAD)
-_GIVES = (ActionKind.BACKWARD, ActionKind.WEIGHT_GRAD, ActionKind.EVICT)
+_TAKES = (ActionKind.FORWARD, BACK)
+_GIVES = (ActionKind.BACKWARD, ActionKind.WEIGHT_GRAD, AWAY)
 
 
 Sizes = Mapping[int, float] | Sequence[float]
@@ -40,7 +41,7 @@ class HeldUnits:
     """Units (micro-batches, chunks, parts) that a worker keeps at the same time, by stage.
 
     Attributes:
-        stages: stage of each column; the worker's own first, then those whose activations others evict to it.
+        stages: stage of each column; the worker's own first, then those whose activations others move to it.
         units: int64 [moments, stages], the Pareto set of moments: none keeps as much of every stage as another.
         guests: number of last columns that belong to other workers.
         waiting: those of the units that wait for the second half of their backward; empty where none does.
@@ -101,18 +102,14 @@ def _of_stage(held: HeldUnits, stage: int) -> HeldUnits:
 def count_held(orders: Sequence[Sequence[Action]], hosted: Sequence[Sequence[int]]) -> tuple[HeldUnits, ...]:
     """Count what each worker keeps along its order; O(actions).
 
-    Activations that others evict to a worker count with their peak at every moment, since the orders do not say when
+    Activations that others move to a worker count with their peak at every moment, since the orders do not say when
     that peak is reached.
 
     Args:
         orders: the order of each worker.
         hosted: the stages of each worker.
     """
-    guests: dict[int, dict[int, int]] = {}
-    for stage in sorted({a.stage for order in orders for a in order if a.kind is ActionKind.EVICT}):
-        of_stage = [[a for a in order if a.stage == stage] for order in orders]
-        for peer, count in lent_bytes(of_stage, {stage: 1}).items():
-            guests.setdefault(peer, {})[stage] = int(count)
+    guests = guest_units_of(orders)
     held = []
     for worker, (order, stages) in enumerate(zip(orders, hosted, strict=True)):
         guest_units = guests.get(worker, {})
@@ -179,30 +176,6 @@ def _pareto(rows: np.ndarray) -> np.ndarray:
         if not (rows[front] >= row).all(axis=1).any():
             front.append(at)
     return np.asarray(rows[front])
-
-
-def lent_bytes(lanes: Iterable[Sequence[Action]], unit_bytes: Sizes) -> dict[int, float]:
-    """Peak bytes that other workers have evicted to each worker; workers without any are left out.
-
-    Holds for any times of the actions: the peak of each lane along its order, summed over lanes, since the orders do
-    not say when two lanes reach their peaks. O(actions).
-    """
-    peak_bytes: dict[int, float] = {}
-    for lane in lanes:
-        evicted_to: dict[tuple[int, int, int], int] = {}
-        held_bytes: dict[int, float] = {}
-        lane_peak_bytes: dict[int, float] = {}
-        for action in lane:
-            unit = action.stage, action.micro_batch, action.part
-            if action.kind is ActionKind.EVICT and action.peer >= 0:
-                evicted_to[unit] = action.peer
-                held_bytes[action.peer] = held_bytes.get(action.peer, 0.0) + unit_bytes[action.stage]
-                lane_peak_bytes[action.peer] = max(lane_peak_bytes.get(action.peer, 0.0), held_bytes[action.peer])
-            elif action.kind is ActionKind.LOAD and unit in evicted_to:
-                held_bytes[evicted_to.pop(unit)] -= unit_bytes[action.stage]
-        for peer, size in lane_peak_bytes.items():
-            peak_bytes[peer] = peak_bytes.get(peer, 0.0) + size
-    return peak_bytes
 
 
 def own_bytes(lane: Iterable[Action], sizes: UnitSizes, room: float = float("inf")) -> tuple[float, int]:

@@ -22,6 +22,7 @@ from planner.play.measure import PlayedSchedule, find_period
 from planner.play.memory import MemoryCurve, StageBytes, held_units, memory_curve
 from planner.schedules import ActionKind, Pipeline
 from planner.schedules.compiling import compile_orders
+from planner.schedules.evictions import slowest_moves_s
 from planner.schedules.program import KINDS, Code
 from planner.simulate.comparison import TimeComparison, compare, measured
 from planner.sums import float_sum
@@ -39,7 +40,7 @@ class Lane:
         communication_s: exposed transfers and synchronisation of one iteration.
         idle_s: waiting time of one iteration, up to its end.
         in_flight: most micro-batches (chunks of them, where the worker runs several stages) kept at the same time,
-            those that other workers evict to it included.
+            those that other workers move to it included.
         memory: memory of one device over time.
         capacity_bytes: usable memory of the device.
     """
@@ -262,25 +263,20 @@ def times_of(plan: Plan) -> StageTimes:
         [weight_part_s(s.backward_s, s.recompute_s, s.weight_grad_s) for s in stages],
         return_s=[s.return_s for s in stages],
         recompute_s=recompute,
-        evict_s=_evict_s(plan),
+        evict_s=_moves_s(plan),
     )
 
 
-def _evict_s(plan: Plan) -> list[float]:
-    """By stage, seconds of the slowest eviction of a micro-batch's activations; 0 without evictions."""
-    slowest_s = [0.0] * len(plan.stages)
-    for order in plan.schedule.orders:
-        for rank in order.ranks if ">" in order.actions else ():
-            for stage, peer in {(a.stage, a.peer) for a in order.expand(rank) if a.peer >= 0}:
-                size, seconds = 1, 0.0
-                for level in plan.hardware.levels:
-                    size *= level.size
-                    if rank // size == peer // size:
-                        payload = plan.predictions.stages[stage].unit_bytes
-                        seconds = level.latency_s + payload / level.device_byte_per_s
-                        break
-                slowest_s[stage] = max(slowest_s[stage], seconds)
-    return slowest_s
+def _moves_s(plan: Plan) -> list[float]:
+    """By stage, seconds of the slowest move of a micro-batch's activations; 0 without any."""
+    moves = {
+        (action.stage, rank, action.peer)
+        for order in plan.schedule.orders
+        for rank in (order.ranks if ">" in order.actions else ())
+        for action in order.expand(rank)
+        if action.peer >= 0
+    }
+    return slowest_moves_s(moves, plan.hardware.levels, [s.unit_bytes for s in plan.predictions.stages])
 
 
 def bytes_of(plan: Plan) -> StageBytes:

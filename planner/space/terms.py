@@ -21,6 +21,7 @@ from planner.exchange import ExchangeStep, Phase, RankGroup, Recipe, kept_bytes,
 from planner.hardware.collectives import collective_s, send_terms
 from planner.hardware.types import Cluster, Collective, reserve_bytes
 from planner.schedules import Pipeline, Schedule
+from planner.schedules.evictions import slowest_moves_s
 from planner.schedules.held import HeldUnits, UnitSizes
 from planner.space.activations import activations, repeated_blocks, split_activations
 from planner.space.configuration import Configuration
@@ -187,7 +188,7 @@ def stage_terms(setting: TermInputs) -> tuple[StageTerms, ...]:
         return tuple(with_scheme(t, setting.exchange) for t in terms)
     if not any(held.guests for held in schedule.peaks(pipeline)):
         return terms
-    moved_s = _evict_s(setting, [t.unit_bytes for t in terms])
+    moved_s = _moves_s(setting, [t.unit_bytes for t in terms])
     return tuple(dataclasses.replace(t, evict_s=s) for t, s in zip(terms, moved_s, strict=True))
 
 
@@ -334,21 +335,18 @@ def _group_s(costs: BlockCosts, blocks: range, repeated: Sequence[int]) -> tuple
     return forward_s, both_s - forward_s, _sum_over(costs.group_s[0], repeated)
 
 
-def _evict_s(setting: TermInputs, unit_bytes: Sequence[float]) -> list[float]:
-    """By stage, seconds of the slowest eviction of a micro-batch's activations to another worker; O(actions)."""
-    evict_s, work = [0.0] * len(unit_bytes), setting.schedule.work(setting.pipeline)
+def _moves_s(setting: TermInputs, unit_bytes: Sequence[float]) -> list[float]:
+    """By stage, seconds of the slowest move of a micro-batch's activations to another worker; O(actions)."""
+    work = setting.schedule.work(setting.pipeline)
     moves = {
         (action.stage, worker, action.peer)
         for lane, worker in zip(work.lanes, work.lane_workers, strict=True)
         for action in lane
         if action.peer >= 0
     }
-    for stage, worker, peer in moves:
-        from_rank, to_rank = (int(setting.workers.ranks[w][0, 0]) for w in (worker, peer))
-        sizes = zip(setting.cluster.levels, setting.cluster.group_sizes(), strict=True)
-        level = next(level for level, size in sizes if from_rank // size == to_rank // size)
-        evict_s[stage] = max(evict_s[stage], level.latency_s + unit_bytes[stage] / level.device_byte_per_s)
-    return evict_s
+    leader = setting.workers.ranks
+    of_ranks = ((stage, int(leader[worker][0, 0]), int(leader[peer][0, 0])) for stage, worker, peer in moves)
+    return slowest_moves_s(of_ranks, setting.cluster.levels, unit_bytes)
 
 
 def _exchanges_s(
