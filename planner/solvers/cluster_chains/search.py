@@ -1,4 +1,4 @@
-"""What a partition solver works on: a problem, its clock, and the best plan and bound known so far."""
+"""State of one search for stages: its problem, its clock, and the best plan and bound known so far."""
 
 from __future__ import annotations
 
