@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from planner.costs import measure, passes_profile
-from planner.costs.measured import machine_name, one_node_model
+from planner.costs.measured import machine_name
+from planner.costs.one_node import one_node_model
 from planner.errors import ModelError, UsageError
 from planner.graph import Graph, Node
 from planner.operators import OpCall

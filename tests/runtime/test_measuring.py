@@ -10,7 +10,7 @@ import pytest
 
 from planner import UsageError, runtime
 from planner.costs import measure
-from planner.costs.measured import one_node_model
+from planner.costs.one_node import one_node_model
 from planner.graph import Graph, Node
 from planner.operators import OpCall
 from tests.operators import calls
