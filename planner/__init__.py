@@ -195,7 +195,7 @@ _MOVED = {
 """By dotted name of a module of an earlier version, or of a name in a package of one: where it is now."""
 
 if not any(isinstance(finder, MovedNames) for finder in sys.meta_path):
-    sys.meta_path.append(MovedNames(_MOVED))
+    sys.meta_path.insert(0, MovedNames(_MOVED))
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401

@@ -1,5 +1,5 @@
-"""What is asked of the Python interpreter: names of a package that are imported when they are first used, words on
-what has moved, and its garbage collector suspended while many long-lived objects are created.
+"""Hooks into the Python interpreter: lazy imports of a package's names, words on names that have moved, and a garbage
+collector that is suspended while many long-lived objects are created.
 
 A package lists its exports once, as plain imports under `TYPE_CHECKING`. Type checkers and editors read them, and
 `exports_of` reads them from the package's source.
@@ -60,7 +60,8 @@ class MovedNames(MetaPathFinder):
     """Imports by an old path fail with words that say the new one: `import planner.partitions`, and also
     `from planner.importers import read_piper`, which looks for a module when the package lacks the name.
 
-    Stands last in `sys.meta_path`, so that it is asked only about what nobody else finds.
+    Stands first in `sys.meta_path`: an update leaves the old folder behind where it holds compiled files, and Python
+    would import that as an empty package.
 
     Args:
         moved: by old dotted name, where it is now.

@@ -41,7 +41,7 @@ def partition_report(plan: PartitionPlan) -> Report:
 
 
 def _proof(goal: ObjectiveSection, solver: str) -> str:
-    """What is proven, in a sentence."""
+    """The proof of a plan in a sentence: it is optimal, or within a gap of a bound."""
     if goal.proven_optimal:
         return f"Proven optimal among {goal.space} (found by {solver})."
     limit = "" if goal.stopped_after_s is None else f" within its limit of {goal.stopped_after_s:g} s"

@@ -168,7 +168,7 @@ def require_same(plan: Plan, model: ModelFile) -> None:
 
 
 def _require_same(plan: Plan, graph: Graph) -> None:
-    """As `require_same`; names alone, and seconds of operators from a file, change nothing in the execution.
+    """Refuse a graph with other sizes or layers than the plan's; other names and seconds of operators do no harm.
 
     Blocks of the same weights may read otherwise at the batch of the file; their operators are checked one by one.
     """

@@ -114,3 +114,11 @@ def test_what_never_was_is_just_missing() -> None:
         importlib.import_module("planner.nothing")
     with pytest.raises(ImportError, match="cannot import name 'nothing'"):
         exec("from planner.importers import nothing")
+
+
+def test_a_folder_that_an_update_left_behind_is_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python takes a folder without modules for a package; compiled files keep such a folder of an earlier version."""
+    (tmp_path / "partitions" / "__pycache__").mkdir(parents=True)
+    monkeypatch.setattr(planner, "__path__", [*planner.__path__, str(tmp_path)])
+    with pytest.raises(ModuleNotFoundError, match=r"it is planner\.published now"):
+        importlib.import_module("planner.partitions")
